@@ -1,0 +1,221 @@
+"""Parameters of kernels and launchers: their C types, and what template parameters stand for in one call."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from llmc2py.runtime.csemantics import c_bool, c_int
+from llmc2py.runtime.dtypes import C_DTYPES, PRECISIONS, c_dtype
+
+INTENTS = ("in", "out", "inout", "accumulate")
+#: How a canonical type is spelled in a C++ name expression.
+CPP_SPELLING = {"bfloat16": "__nv_bfloat16"}
+DEFAULT_PRECISION = "float32"
+
+TemplateValue = str | int | bool
+_NO_TYPES: Mapping[str, str] = MappingProxyType({})
+_VECTOR = re.compile(r"(char|uchar|short|ushort|int|uint|long|ulong|longlong|float|double|half|bfloat16)([1234])")
+_VECTOR_ELEMENTS = {
+    "uchar": "unsigned char",
+    "ushort": "unsigned short",
+    "uint": "unsigned int",
+    "ulong": "unsigned long",
+    "longlong": "long long",
+}
+_DTYPE_NAMES: dict[np.dtype[Any], str] = {dtype: ctype for ctype, dtype in reversed(C_DTYPES.items())}
+
+
+@dataclass(frozen=True)
+class Param:
+    """A parameter of a kernel or launcher.
+
+    ``ctype`` is canonical C: a name of ``dtypes.C_DTYPES``, ``floatX`` or a template parameter, for arrays with a
+    trailing ``*`` and perhaps a leading ``const``. ``intent`` says what the kernel does with the array (``in``,
+    ``out``, ``inout``, ``accumulate``); ``align`` is the alignment in bytes that its loads and stores need.
+    """
+
+    name: str
+    ctype: str
+    intent: str | None = None
+    align: int = 0
+    nullable: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for an intent, alignment or type that does not exist."""
+        if self.intent is not None and self.intent not in INTENTS:
+            raise ValueError(f"`{self.name}`: intent {self.intent!r} is none of {', '.join(INTENTS)}")
+        if self.align not in (0, 1, 2, 4, 8, 16):
+            raise ValueError(f"`{self.name}`: alignment {self.align} is none of 0, 1, 2, 4, 8, 16")
+        if self.ctype.count("*") > 1:
+            raise ValueError(f"`{self.name}`: {self.ctype} is a pointer to pointers, which no array is")
+
+    @functools.cached_property
+    def is_pointer(self) -> bool:
+        """Whether the parameter is an array."""
+        return self.ctype.endswith("*")
+
+    @functools.cached_property
+    def is_const(self) -> bool:
+        """Whether the type says that what it points to is not written."""
+        return self.ctype.startswith("const ")
+
+    @functools.cached_property
+    def base(self) -> str:
+        """The C type of the scalar, or of what the pointer points to."""
+        return self.ctype.removeprefix("const ").rstrip("* ")
+
+    @functools.cached_property
+    def is_written(self) -> bool:
+        """Whether the array may be written: by its intent or, where that is not known, by not being ``const``."""
+        if self.intent is None:
+            return self.is_pointer and not self.is_const
+        return self.intent != "in"
+
+    def dtype(self, precision: str, types: Mapping[str, str] = _NO_TYPES) -> np.dtype[Any] | None:
+        """Return the dtype that arrays of this parameter have; None for ``void*`` and pointers to vectors."""
+        base = types.get(self.base, self.base)
+        return None if base == "void" or _VECTOR.fullmatch(base) else c_dtype(base, precision)
+
+
+@dataclass(frozen=True)
+class TemplateParam:
+    """A template parameter: a type (deduced from array dtypes where it can be), an integer or a truth value."""
+
+    name: str
+    kind: str = "type"
+    default: Any = None
+
+    def value(self, given: Any, callee: str) -> TemplateValue:
+        """Return a template argument in its normal form, types as canonical C. Raises TypeError."""
+        label = f"{callee}: template parameter {self.name}"
+        if self.kind == "int":
+            return c_int(given, "long long", label)
+        if self.kind == "bool":
+            return c_bool(given, label)
+        return type_name(given, label)
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What ``floatX`` and the template parameters stand for in one call."""
+
+    precision: str
+    template: tuple[TemplateValue, ...]
+    types: Mapping[str, str]
+
+    def ctype(self, ctype: str) -> str:
+        """Return a C type without ``const``, with template parameters replaced."""
+        pointer = ctype.endswith("*")
+        base = ctype.removeprefix("const ").rstrip("* ")
+        return self.types.get(base, base) + ("*" if pointer else "")
+
+
+def type_name(given: Any, label: str) -> str:
+    """Return the canonical C name of a C type name, dtype or NumPy scalar type. Raises TypeError."""
+    if isinstance(given, str) and (given in C_DTYPES or given == "floatX"):
+        return given
+    if given is not None:
+        try:
+            return _DTYPE_NAMES[np.dtype(given)]
+        except (TypeError, KeyError):
+            pass
+    raise TypeError(f"{label} is {given!r}; it takes a type such as numpy.float32 or 'float'")
+
+
+def dtype_name(dtype: np.dtype[Any], label: str) -> str:
+    """Return the canonical C name of an array's dtype. Raises TypeError for one that C has not."""
+    try:
+        return _DTYPE_NAMES[dtype]
+    except KeyError:
+        raise TypeError(f"{label} is {dtype}, which no C type of a kernel stands for") from None
+
+
+def element_size(base: str, precision: str) -> int:
+    """Return the size of a canonical C type in bytes; vectors such as ``float4`` and ``x128`` included."""
+    if base.endswith("*"):
+        return 8
+    if base in ("x128", "f128"):
+        return 16
+    if vector := _VECTOR.fullmatch(base):
+        element, count = vector.groups()
+        return C_DTYPES[_VECTOR_ELEMENTS.get(element, element)].itemsize * int(count)
+    if base == "void":
+        return 1
+    return c_dtype(base, precision).itemsize
+
+
+def scalar_type(ctype: str, precision: str) -> str:
+    """Return the concrete C type of a scalar; ``floatX`` is the type of the precision."""
+    return _DTYPE_NAMES[PRECISIONS[precision]] if ctype == "floatX" else ctype
+
+
+def cpp_argument(value: TemplateValue, precision: str) -> str:
+    """Return a template argument as C++ spells it in a name expression."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    ctype = scalar_type(value, precision)
+    return CPP_SPELLING.get(ctype, ctype)
+
+
+def bind(
+    callee: str,
+    params: Sequence[Param],
+    dtypes: Sequence[np.dtype[Any] | None],
+    template: Sequence[TemplateParam] = (),
+    given: Sequence[Any] = (),
+    precision: str | None = None,
+) -> Binding:
+    """Find what ``floatX`` and the template parameters are from the dtypes of the arrays (None: no array there).
+
+    Raises TypeError where arrays disagree, where ``floatX`` is no precision, or where an argument is missing.
+    """
+    if len(given) > len(template):
+        raise TypeError(f"{callee} takes {len(template)} template arguments, {len(given)} are given")
+    agreed = _agreed_types(callee, params, dtypes, {"floatX", *(t.name for t in template if t.kind == "type")})
+    found = agreed.get("floatX")
+    if found is not None and precision is None:
+        precision = next(name for name, dtype in PRECISIONS.items() if dtype == C_DTYPES[found])
+    values: list[TemplateValue] = []
+    for index, parameter in enumerate(template):
+        chosen = given[index] if index < len(given) else agreed.get(parameter.name, parameter.default)
+        if chosen is None:
+            raise TypeError(f"{callee}: template parameter {parameter.name} follows from no array; instantiate() it")
+        values.append(parameter.value(chosen, callee))
+    types = {t.name: str(value) for t, value in zip(template, values, strict=True) if t.kind == "type"}
+    return Binding(precision or DEFAULT_PRECISION, tuple(values), types)
+
+
+def _agreed_types(
+    callee: str, params: Sequence[Param], dtypes: Sequence[np.dtype[Any] | None], open_types: set[str]
+) -> dict[str, str]:
+    """Return the C type of each open type that arrays decide; TypeError where two arrays disagree."""
+    agreed: dict[str, str] = {}
+    source: dict[str, str] = {}
+    for param, dtype in zip(params, dtypes, strict=True):
+        base = param.base
+        if dtype is None or not param.is_pointer or base not in open_types:
+            continue
+        if base == "floatX" and dtype not in PRECISIONS.values():
+            choices = ", ".join(PRECISIONS)
+            raise TypeError(
+                f"{callee}: `{param.name}` is {dtype}, but {param.ctype} takes one of {choices}; "
+                f"convert it with `.astype(numpy.float32)`"
+            )
+        ctype = dtype_name(dtype, f"{callee}: `{param.name}`")
+        if agreed.setdefault(base, ctype) != ctype:
+            first = source[base]
+            raise TypeError(
+                f"{callee}: `{first}` is {C_DTYPES[agreed[base]]} and `{param.name}` is {dtype}; "
+                f"all {base} arrays of a call have one dtype: convert one with `.astype`"
+            )
+        source.setdefault(base, param.name)
+    return agreed
