@@ -81,9 +81,9 @@ def properties(device: int) -> DeviceProperties:
     return DeviceProperties(**values | {"name": name, "maxGridSize": tuple(values["maxGridSize"])})
 
 
-def current_stream(device: int = -1) -> int:
-    """Return the handle of the caller's current stream on a device (-1: the current device)."""
-    handle: int = _cuda().cupy.cuda.get_current_stream(device).ptr
+def current_stream() -> int:
+    """Return the handle of the caller's current stream on the current device."""
+    handle: int = _cuda().cupy.cuda.get_current_stream().ptr
     return handle
 
 
@@ -193,7 +193,6 @@ class CudaKernel:
         self._module = module
         self._pointer: int = function.ptr
         self._launch = cuda.driver.launchKernel
-        self._get_device = cuda.runtime.getDevice
         driver = cuda.driver
         read = driver.funcGetAttribute
         self.max_threads_per_block: int = read(driver.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, self._pointer)
@@ -226,16 +225,12 @@ class CudaKernel:
     def launch(self, grid: Dim3, block: Dim3, shared_bytes: int, stream: int, args: int) -> None:
         """Launch; ``args`` is the address of an array of pointers to the argument values.
 
-        ``stream`` belongs to the kernel's device. Raises LaunchError for a configuration that the driver refuses, and
-        RuntimeError for any other failure, such as that of an earlier kernel.
+        The kernel's device is current, and ``stream`` is one of its streams. Raises LaunchError for a configuration
+        that the driver refuses, and RuntimeError for any other failure, such as that of an earlier kernel.
         """
         try:
-            if self._get_device() == self.device:
-                self._launch(self._pointer, *grid, *block, shared_bytes, stream, args, 0)
-            else:
-                with self._cuda.cupy.cuda.Device(self.device):
-                    self._launch(self._pointer, *grid, *block, shared_bytes, stream, args, 0)
-        except (self._cuda.driver.CUDADriverError, self._cuda.runtime.CUDARuntimeError) as error:
+            self._launch(self._pointer, *grid, *block, shared_bytes, stream, args, 0)
+        except self._cuda.driver.CUDADriverError as error:
             raise self._failure(error, grid, block, shared_bytes) from error
 
     def _failure(self, error: Any, grid: Dim3, block: Dim3, shared_bytes: int) -> Exception:
