@@ -1,0 +1,59 @@
+"""A folder of built files, named by the content that they were built from and shared by processes."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import pathlib
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+
+
+def cache_root() -> pathlib.Path:
+    """Return the cache folder: ``LLMC2PY_CACHE_DIR``, else the platform's place for caches."""
+    chosen = os.environ.get("LLMC2PY_CACHE_DIR")
+    if chosen:
+        return pathlib.Path(chosen)
+    if sys.platform == "darwin":
+        return pathlib.Path.home() / "Library" / "Caches" / "llmc2py"
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (pathlib.Path(base) if base else pathlib.Path.home() / ".cache") / "llmc2py"
+
+
+def content_key(*parts: str) -> str:
+    """Return a name for what is built from ``parts``; no two lists of parts share one."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode()
+        digest.update(b"%d:" % len(data))
+        digest.update(data)
+    return digest.hexdigest()[:40]
+
+
+@contextlib.contextmanager
+def _locked(path: pathlib.Path) -> Iterator[None]:
+    # The kernel drops the lock of a process that dies, so a file that is left behind blocks nobody.
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def build_once(target: pathlib.Path, build: Callable[[pathlib.Path, pathlib.Path], None]) -> pathlib.Path:
+    """Return ``target``, built first if it is not there.
+
+    ``build(folder, output)`` writes ``output`` in an empty temporary ``folder``. One thread of one process builds;
+    the others wait. A file under its final name is always whole.
+    """
+    if target.exists():
+        return target
+    with _locked(target.parent / "locks" / f"{target.name}.lock"):
+        if not target.exists():
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
+                output = pathlib.Path(folder) / target.name
+                build(pathlib.Path(folder), output)
+                os.replace(output, target)
+    return target

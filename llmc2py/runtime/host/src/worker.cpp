@@ -1,0 +1,477 @@
+// The scheduler of one block's threads: barriers, warp collectives, and what goes wrong with them.
+#include "worker.h"
+
+#include <sched.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+
+__thread uint3 llmc2py_thread_idx;
+__thread uint3 llmc2py_block_idx;
+__thread uint3 llmc2py_block_dim;
+__thread uint3 llmc2py_grid_dim;
+__thread void *llmc2py_dynamic_shared;
+__thread unsigned int llmc2py_dynamic_shared_bytes;
+__thread unsigned int llmc2py_atomics;
+
+namespace llmc2py {
+
+namespace {
+
+constexpr std::size_t stack_bytes = 256 * 1024;
+constexpr std::uint64_t spin_limit_ns = 20'000'000'000ull;
+
+__thread Worker *this_worker;
+__thread Fiber *starting_fiber;
+
+std::uint64_t now_ns()
+{
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000ull + static_cast<std::uint64_t>(now.tv_nsec);
+}
+
+// Runs on its own stack, for ever; it may be resumed on another operating-system thread, so it must not touch
+// thread-local variables itself: a compiler keeps their addresses in registers.
+void fiber_main()
+{
+    Fiber *self = starting_fiber;
+    Worker *worker = self->worker;
+    for (;;) {
+        while ((worker->ready.empty() || worker->prefer_fresh) && worker->next < worker->count) {
+            worker->run_fresh_thread(self);
+        }
+        worker->leave_fiber(self);
+    }
+}
+
+}  // namespace
+
+Worker *current_worker() { return this_worker; }
+
+unsigned int ReadySet::take()
+{
+    const unsigned int word = static_cast<unsigned int>(__builtin_ctz(summary_));
+    const unsigned int thread = word * 64 + static_cast<unsigned int>(__builtin_ctzll(words_[word]));
+    remove(thread);
+    return thread;
+}
+
+int ReadySet::take_above(unsigned int thread)
+{
+    for (unsigned int candidate = thread + 1; candidate < max_block; ++candidate) {
+        if ((words_[candidate >> 6] >> (candidate & 63)) & 1u) {
+            remove(candidate);
+            return static_cast<int>(candidate);
+        }
+    }
+    return -1;
+}
+
+void ReadySet::remove(unsigned int thread)
+{
+    words_[thread >> 6] &= ~(1ull << (thread & 63));
+    if (words_[thread >> 6] == 0) {
+        summary_ &= ~(1u << (thread >> 6));
+    }
+}
+
+void Worker::begin_launch(Launch *new_launch, Progress *new_progress)
+{
+    launch = new_launch;
+    progress = new_progress;
+    checker = launch->checker;
+    failed = false;
+    this_worker = this;
+    shared_storage.resize(launch->shared_bytes + 16);
+    auto base = (reinterpret_cast<std::uintptr_t>(shared_storage.data()) + 15) & ~std::uintptr_t{15};
+    llmc2py_dynamic_shared = reinterpret_cast<void *>(base);
+    llmc2py_dynamic_shared_bytes = static_cast<unsigned int>(launch->shared_bytes);
+    llmc2py_block_dim = {launch->block[0], launch->block[1], launch->block[2]};
+    llmc2py_grid_dim = {launch->grid[0], launch->grid[1], launch->grid[2]};
+}
+
+void Worker::run_block(std::uint64_t block)
+{
+    const std::uint64_t row = block / launch->grid[0];
+    llmc2py_block_idx = {static_cast<unsigned int>(block % launch->grid[0]),
+                         static_cast<unsigned int>(row % launch->grid[1]),
+                         static_cast<unsigned int>(row / launch->grid[1])};
+    // All bits set is a NaN in every floating-point type: what a kernel did not write, shows.
+    std::memset(llmc2py_dynamic_shared, 0xff, launch->shared_bytes);
+    if (static_shared != nullptr) {
+        std::memset(static_shared, 0xff, static_shared_bytes);
+    }
+    count = launch->block[0] * launch->block[1] * launch->block[2];
+    next = 0;
+    live = count;
+    arrived = votes = left_midway = 0;
+    spinning_since = 0;
+    ready.clear();
+    for (unsigned int warp = 0; warp * 32 < count; ++warp) {
+        const unsigned int lanes = count - warp * 32;
+        warps[warp] = {lanes >= 32 ? 0xffffffffu : (1u << lanes) - 1u, 0u};
+    }
+    if (checker != nullptr) {
+        checker_begin_block(checker, *this);
+    }
+    resume(main);
+    if (failed) {
+        prepare_fibers();
+    }
+}
+
+// After a fault the fibers hold the frames of abandoned threads; kernels own nothing that must be destroyed.
+void Worker::prepare_fibers()
+{
+    idle.clear();
+    for (std::size_t number = 0; number < fibers.size(); ++number) {
+        const std::size_t colour = (number % 32) * 320;
+        make_context(fibers[number]->context, fibers[number]->stack, stack_bytes - colour, fiber_main);
+        idle.push_back(fibers[number].get());
+    }
+}
+
+Fiber *Worker::idle_fiber()
+{
+    if (!idle.empty()) {
+        Fiber *fiber = idle.back();
+        idle.pop_back();
+        return fiber;
+    }
+    const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    void *memory = mmap(nullptr, stack_bytes + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                        -1, 0);
+    if (memory == MAP_FAILED) {
+        fail(Fault::trap, "there is no memory for the stack of another thread", Site::here());
+    }
+    mprotect(memory, page, PROT_NONE);  // a stack that overflows must not run into its neighbour
+    auto fiber = std::make_unique<Fiber>();
+    fiber->worker = this;
+    fiber->stack = static_cast<char *>(memory) + page;
+    // Stacks that all begin at one offset of a page would compete for the same few cache lines.
+    const std::size_t colour = (fibers.size() % 32) * 320;
+    make_context(fiber->context, fiber->stack, stack_bytes - colour, fiber_main);
+    fibers.push_back(std::move(fiber));
+    return fibers.back().get();
+}
+
+// Gives the processor to the next thread that can run; returns when somebody resumes ``from``.
+void Worker::resume(Context &from)
+{
+    if (ready.empty() && next >= count) {
+        if (live == 0) {
+            switch_context(from, main);
+            return;
+        }
+        stalled();
+    }
+    if (ready.empty()) {
+        start_fiber(from);
+    } else {
+        continue_thread(ready.take(), from);
+    }
+}
+
+void Worker::start_fiber(Context &from)
+{
+    Fiber *fiber = idle_fiber();
+    starting_fiber = fiber;
+    switch_context(from, fiber->context);
+}
+
+void Worker::continue_thread(unsigned int thread, Context &from)
+{
+    current = thread;
+    threads[thread].state = State::running;
+    llmc2py_thread_idx = threads[thread].index;
+    Context &to = threads[thread].fiber->context;
+    if (&to != &from) {
+        switch_context(from, to);
+    }
+}
+
+__attribute__((noinline)) void Worker::leave_fiber(Fiber *self)
+{
+    idle.push_back(self);
+    resume(self->context);
+}
+
+__attribute__((noinline)) void Worker::run_fresh_thread(Fiber *fiber)
+{
+    const unsigned int width = launch->block[0];
+    const unsigned int height = launch->block[1];
+    prefer_fresh = false;
+    current = next++;
+    Thread &thread = threads[current];
+    thread.index = {current, 0, 0};
+    if (width != count) {
+        thread.index = {current % width, current / width % height, current / width / height};
+    }
+    thread.state = State::running;
+    thread.fiber = fiber;
+    thread.barriers = 0;
+    thread.warp_epoch = 0;
+    llmc2py_thread_idx = thread.index;
+    launch->kernel->entry(launch->arguments);
+    exit_thread();
+}
+
+void Worker::exit_thread()
+{
+    Thread &thread = threads[current];
+    thread.state = State::exited;
+    warps[current >> 5].alive &= ~(1u << (current & 31));
+    --live;
+    ++events;
+    if (thread.barriers > 0) {
+        ++left_midway;
+    }
+    if (warps[current >> 5].waiting != 0) {
+        release_warps(current >> 5);
+    }
+    if (arrived != 0 && arrived == live) {
+        release_barrier();
+    }
+}
+
+// A lane has left: what the others wait for may be complete without it.
+void Worker::release_warps(unsigned int warp)
+{
+    for (unsigned int lanes = warps[warp].waiting; lanes != 0;) {
+        const unsigned int mask = threads[warp * 32 + static_cast<unsigned int>(__builtin_ctz(lanes))].mask;
+        lanes &= ~mask;
+        complete_collective(warp, mask);
+    }
+}
+
+unsigned int Worker::barrier(bool predicate, unsigned int *present, Site site)
+{
+    Thread &thread = threads[current];
+    thread.state = State::barrier;
+    thread.site = site;
+    ++arrived;
+    votes += predicate ? 1u : 0u;
+    if (arrived == live) {
+        release_barrier();
+    }
+    resume(thread.fiber->context);
+    *present = static_cast<unsigned int>(thread.payload.word[0]);
+    return thread.result;
+}
+
+void Worker::release_barrier()
+{
+    const Thread *first = find(State::barrier);
+    if (left_midway > 0) {
+        char what[256];
+        std::snprintf(what, sizeof what,
+                      "divergent barrier: %u of %u threads wait at __syncthreads(), %u have left the kernel since the "
+                      "barrier before",
+                      arrived, count, left_midway);
+        fail(Fault::divergence, what, first->site);
+    }
+    if (checker != nullptr && live < count) {
+        checker_divergence(checker, *this, first->site, first->site, count - live);
+    }
+    for (unsigned int number = 0; number < count; ++number) {
+        Thread &thread = threads[number];
+        if (number >= next || thread.state != State::barrier) {
+            continue;
+        }
+        if (checker != nullptr && thread.site.line != first->site.line) {
+            checker_divergence(checker, *this, first->site, thread.site, 0);
+        }
+        thread.result = votes;
+        thread.payload.word[0] = arrived;
+        thread.state = State::ready;
+        ++thread.barriers;
+        ready.add(number);
+    }
+    arrived = votes = 0;
+    ++events;
+    if (checker != nullptr) {
+        checker_barrier(checker);
+    }
+}
+
+unsigned int Worker::collective(Collective kind, unsigned int mask, int source, Payload *payload, Site site)
+{
+    Thread &thread = threads[current];
+    const unsigned int lane = current & 31;
+    thread.state = State::collective;
+    thread.kind = kind;
+    thread.mask = mask | (1u << lane);
+    thread.source = source;
+    thread.payload = *payload;
+    thread.site = site;
+    warps[current >> 5].waiting |= 1u << lane;
+    complete_collective(current >> 5, thread.mask);
+    resume(thread.fiber->context);
+    *payload = thread.payload;
+    return thread.result;
+}
+
+// Releases the lanes of ``mask`` if all of them that still run have arrived, and for the same thing.
+bool Worker::complete_collective(unsigned int warp, unsigned int mask)
+{
+    const unsigned int participants = mask & warps[warp].alive;
+    if ((participants & ~warps[warp].waiting) != 0 || participants == 0) {
+        return false;
+    }
+    const Thread &first = threads[warp * 32 + static_cast<unsigned int>(__builtin_ctz(participants))];
+    for (unsigned int lanes = participants; lanes != 0; lanes &= lanes - 1) {
+        const Thread &thread = threads[warp * 32 + static_cast<unsigned int>(__builtin_ctz(lanes))];
+        if (thread.mask != mask || thread.kind != first.kind) {
+            return false;
+        }
+    }
+    finish_collective(warp, participants);
+    return true;
+}
+
+void Worker::finish_collective(unsigned int warp, unsigned int participants)
+{
+    Thread *lanes = threads + warp * 32;
+    Payload given[32];
+    unsigned int ballot = 0;
+    unsigned int epoch = 0;
+    for (unsigned int rest = participants; rest != 0; rest &= rest - 1) {
+        const unsigned int lane = static_cast<unsigned int>(__builtin_ctz(rest));
+        given[lane] = lanes[lane].payload;
+        ballot |= given[lane].word[0] != 0 ? 1u << lane : 0u;
+        epoch = lanes[lane].warp_epoch > epoch ? lanes[lane].warp_epoch : epoch;
+    }
+    for (unsigned int rest = participants; rest != 0; rest &= rest - 1) {
+        const unsigned int lane = static_cast<unsigned int>(__builtin_ctz(rest));
+        Thread &thread = lanes[lane];
+        const unsigned int source = static_cast<unsigned int>(thread.source) & 31u;
+        if (thread.kind == Collective::shuffle && ((participants >> source) & 1u) != 0) {
+            thread.payload = given[source];
+        } else if (thread.kind == Collective::shuffle && checker != nullptr) {
+            checker_inactive_lane(checker, *this, thread.site);
+        } else if (thread.kind == Collective::ballot) {
+            thread.result = ballot;
+        } else if (thread.kind == Collective::active) {
+            thread.result = participants;
+        } else if (thread.kind == Collective::sync) {
+            thread.warp_epoch = epoch + 1;
+        } else if (thread.kind == Collective::match) {
+            thread.result = 0;
+            for (unsigned int others = participants; others != 0; others &= others - 1) {
+                const unsigned int other = static_cast<unsigned int>(__builtin_ctz(others));
+                thread.result |= std::memcmp(&given[other], &given[lane], sizeof(Payload)) == 0 ? 1u << other : 0u;
+            }
+        }
+        thread.state = State::ready;
+        ready.add(warp * 32 + lane);
+    }
+    warps[warp].waiting &= ~participants;
+    ++events;
+}
+
+// Lanes that ask who is active wait until nobody of their warp can still join them.
+bool Worker::release_active()
+{
+    for (unsigned int warp = 0; warp * 32 < count; ++warp) {
+        unsigned int asking = 0;
+        for (unsigned int rest = warps[warp].waiting; rest != 0; rest &= rest - 1) {
+            const unsigned int lane = static_cast<unsigned int>(__builtin_ctz(rest));
+            if (threads[warp * 32 + lane].kind == Collective::active) {
+                asking |= 1u << lane;
+            }
+        }
+        if (asking != 0) {
+            finish_collective(warp, asking);
+        }
+    }
+    return !ready.empty();
+}
+
+const Thread *Worker::find(State state) const
+{
+    for (unsigned int number = 0; number < next; ++number) {
+        if (threads[number].state == state) {
+            return &threads[number];
+        }
+    }
+    return nullptr;
+}
+
+// Every thread that has not exited waits, and no event is left that could wake one.
+void Worker::stalled()
+{
+    if (release_active()) {
+        return;
+    }
+    char what[640];
+    const Thread *lane = find(State::collective);
+    const Thread *waiting = find(State::barrier);
+    if (waiting != nullptr) {
+        std::snprintf(what, sizeof what,
+                      "divergent barrier: %u of %u threads wait at __syncthreads(), thread (%u,%u,%u) waits for other "
+                      "lanes of its warp at %s:%d",
+                      arrived, live, lane->index.x, lane->index.y, lane->index.z, lane->site.file, lane->site.line);
+        fail(Fault::divergence, what, waiting->site);
+    }
+    std::snprintf(what, sizeof what,
+                  "deadlock in a warp: thread (%u,%u,%u) waits for the lanes of mask 0x%08x, and not all of them come",
+                  lane->index.x, lane->index.y, lane->index.z, lane->mask);
+    fail(Fault::deadlock, what, lane->site);
+}
+
+void Worker::yield()
+{
+    Thread &thread = threads[current];
+    const std::uint64_t seen = events + progress->blocks_done.load(std::memory_order_relaxed);
+    const std::uint64_t now = now_ns();
+    if (spinning_since == 0 || seen != spinning_events) {
+        spinning_since = now;
+        spinning_events = seen;
+    } else if (now - spinning_since > spin_limit_ns) {
+        fail(Fault::deadlock, "no progress: a thread spins for something that no running thread provides",
+             Site{nullptr, 0});
+    }
+    if (next < count) {
+        ready.add(current);
+        prefer_fresh = true;
+        start_fiber(thread.fiber->context);
+        return;
+    }
+    int other = ready.take_above(current);
+    if (other < 0 && !ready.empty()) {
+        other = static_cast<int>(ready.take());
+    }
+    if (other < 0) {
+        sched_yield();
+        return;
+    }
+    thread.state = State::ready;
+    ready.add(current);
+    continue_thread(static_cast<unsigned int>(other), thread.fiber->context);
+}
+
+void Worker::fail(Fault fault, const char *what, Site site)
+{
+    progress->failed.store(true);
+    if (!progress->reported.test_and_set()) {
+        const uint3 &thread = llmc2py_thread_idx;
+        const uint3 &block = llmc2py_block_idx;
+        char place[256] = "";
+        if (site.file != nullptr) {
+            std::snprintf(place, sizeof place, "%s:%d: ", site.file, site.line);
+        }
+        launch->fault = fault;
+        std::snprintf(launch->message, launch->message_size, "%s%s (kernel %s, block (%u,%u,%u), thread (%u,%u,%u))",
+                      place, what, launch->kernel->name, block.x, block.y, block.z, thread.x, thread.y, thread.z);
+    }
+    failed = true;
+    Context abandoned;
+    switch_context(abandoned, main);
+    __builtin_unreachable();
+}
+
+}  // namespace llmc2py

@@ -1,0 +1,147 @@
+// One block at a time: its threads as fibers of one operating-system thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "fiber.h"
+#include "llmc2py/runtime.h"
+
+namespace llmc2py {
+
+constexpr unsigned int max_block = 1024;
+
+enum class Fault : int { none, assertion, divergence, deadlock, trap };
+
+// A loaded kernel; ctypes mirrors this struct.
+struct Kernel {
+    void (*entry)(void **);
+    void (*touch)();
+    const char *name;
+    std::int32_t workers;
+};
+
+struct Launch {
+    const Kernel *kernel;
+    void **arguments;
+    std::uint32_t grid[3];
+    std::uint32_t block[3];
+    std::uint64_t shared_bytes;
+    struct Checker *checker;
+    Fault fault;
+    char *message;
+    std::size_t message_size;
+};
+
+enum class State : unsigned char { fresh, ready, running, barrier, collective, exited };
+
+struct Fiber {
+    Context context;
+    char *stack = nullptr;
+    struct Worker *worker = nullptr;
+};
+
+struct Thread {
+    uint3 index;
+    State state;
+    Fiber *fiber;
+    unsigned int barriers;  // how many it has passed
+    unsigned int warp_epoch;
+    Site site;
+    // The collective that it waits in.
+    Collective kind;
+    unsigned int mask;
+    int source;
+    Payload payload;
+    unsigned int result;
+};
+
+struct Warp {
+    unsigned int alive;
+    unsigned int waiting;
+};
+
+// The threads that can go on; the lowest goes first, which makes the order that of a plain loop where it can be.
+class ReadySet {
+public:
+    void add(unsigned int thread)
+    {
+        words_[thread >> 6] |= 1ull << (thread & 63);
+        summary_ |= 1u << (thread >> 6);
+    }
+    bool empty() const { return summary_ == 0; }
+    void clear() { *this = ReadySet(); }
+    unsigned int take();
+    // The lowest above ``thread``; -1 where there is none.
+    int take_above(unsigned int thread);
+
+private:
+    void remove(unsigned int thread);
+    std::uint64_t words_[max_block / 64] = {};
+    unsigned int summary_ = 0;
+};
+
+struct Progress {
+    std::atomic<std::uint64_t> next_block{0};
+    std::atomic<std::uint64_t> blocks_done{0};
+    std::atomic<bool> failed{false};
+    std::atomic_flag reported = ATOMIC_FLAG_INIT;
+};
+
+struct Worker {
+    Launch *launch = nullptr;
+    Progress *progress = nullptr;
+    Context main;
+    std::vector<std::unique_ptr<Fiber>> fibers;
+    std::vector<Fiber *> idle;
+    std::vector<char> shared_storage;
+    Thread threads[max_block];
+    Warp warps[max_block / 32];
+    ReadySet ready;
+    unsigned int count = 0, next = 0, live = 0, current = 0;
+    unsigned int arrived = 0, votes = 0, left_midway = 0;
+    bool prefer_fresh = false;
+    std::uint64_t events = 0, spinning_since = 0, spinning_events = 0;
+    char *static_shared = nullptr;
+    std::size_t static_shared_bytes = 0;
+    Checker *checker = nullptr;
+    bool failed = false;
+
+    void begin_launch(Launch *launch, Progress *progress);
+    void run_block(std::uint64_t block);
+    void run_fresh_thread(Fiber *fiber);
+    void leave_fiber(Fiber *self);
+    unsigned int barrier(bool predicate, unsigned int *present, Site site);
+    unsigned int collective(Collective kind, unsigned int mask, int source, Payload *payload, Site site);
+    void yield();
+    [[noreturn]] void fail(Fault fault, const char *what, Site site);
+
+private:
+    void prepare_fibers();
+    Fiber *idle_fiber();
+    void resume(Context &from);
+    void start_fiber(Context &from);
+    void continue_thread(unsigned int thread, Context &from);
+    void exit_thread();
+    void release_barrier();
+    void release_warps(unsigned int warp);
+    bool complete_collective(unsigned int warp, unsigned int mask);
+    void finish_collective(unsigned int warp, unsigned int participants);
+    bool release_active();
+    void stalled();
+    const Thread *find(State state) const;
+};
+
+Worker *current_worker();
+
+// Checking mode (check.cpp).
+void checker_begin_block(Checker *checker, const Worker &worker);
+void checker_barrier(Checker *checker);
+void checker_fence(Checker *checker);
+void checker_divergence(Checker *checker, const Worker &worker, Site first, Site second, unsigned int missing);
+void checker_inactive_lane(Checker *checker, const Worker &worker, Site site);
+
+}  // namespace llmc2py

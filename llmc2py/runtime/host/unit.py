@@ -1,0 +1,54 @@
+"""From a kernel's slice to a C++ translation unit for the host compiler."""
+
+from __future__ import annotations
+
+import re
+
+from llmc2py.runtime.dtypes import PRECISION_MACROS
+from llmc2py.runtime.source import KernelRequest
+
+# extern __shared__ __align__(16) TYPE NAME[];
+_DYNAMIC_SHARED = re.compile(
+    r"extern\s+__shared__\s+(?:__align__\s*\(\s*\d+\s*\)\s*)?(?P<type>[^;{}\[\]]*?[\s*&>])(?P<name>\w+)\s*\[\s*\]\s*;"
+)
+_STATIC_SHARED = re.compile(r"\bstatic\s+(?=__shared__\b)")
+_NOINLINE = re.compile(r"(?<![\w(])__noinline__\b")
+_COMMENT_OR_STRING = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL)
+
+
+def dynamic_shared_names(text: str) -> list[str]:
+    """Return the names of the dynamic shared arrays that a slice's text declares."""
+    return sorted({match["name"] for match in _DYNAMIC_SHARED.finditer(text)})
+
+
+def _brace_depth(text: str) -> int:
+    code = _COMMENT_OR_STRING.sub("", text)
+    return code.count("{") - code.count("}")
+
+
+def host_text(text: str) -> str:
+    """Return CUDA text as the C++ that ``cuda_host.h`` makes compile; the number of lines stays."""
+
+    def declare(match: re.Match[str]) -> str:
+        element, name = match["type"].strip(), match["name"]
+        if _brace_depth(text[: match.start()]) == 0:
+            return f"static const llmc2py::DynamicShared<{element}> {name};"
+        return f"auto *{name} = static_cast<std::add_pointer_t<{element}>>(llmc2py_dynamic_shared);"
+
+    rewritten = _DYNAMIC_SHARED.sub(declare, text)
+    rewritten = _STATIC_SHARED.sub("", rewritten)
+    return _NOINLINE.sub("__attribute__((noinline))", rewritten)
+
+
+def translation_unit(request: KernelRequest) -> str:
+    """Return the unit that compiles the kernel of ``request`` and exports the runtime's entrance to it."""
+    lines = [
+        f"#define {PRECISION_MACROS[request.precision]} 1",
+        *([f"#define {request.selector} 1"] if request.selector else []),
+        f'#line 1 "{request.source.path.name}"',
+        host_text(request.source.text),
+        '#line 1 "entry of the kernel"',
+        f"LLMC2PY_ENTRY({request.name})",
+        "",
+    ]
+    return "\n".join(lines)
