@@ -170,8 +170,10 @@ class _Rewriter:
 
     # *(int*)&x
     def rewrite_Cast(self, node: Any) -> Any:  # noqa: N802
-        target = node.to_type.type
-        if isinstance(target, c_ast.PtrDecl) and _is_address(node.expr):
+        target = getattr(node.to_type.type, "type", None)
+        names = getattr(getattr(target, "type", None), "names", ["void"])
+        is_number = not {"void", "double"} & set(names)
+        if isinstance(node.to_type.type, c_ast.PtrDecl) and is_number and _is_address(node.expr):
             raise UnreadableError("it reads the bits of one type as another", node.coord)
         return node
 
@@ -182,7 +184,7 @@ class _Rewriter:
 def _is_address(node: Any) -> bool:
     while isinstance(node, c_ast.Cast):
         node = node.expr
-    return isinstance(node, c_ast.UnaryOp) and node.op == "&" and isinstance(node.expr, c_ast.ID)
+    return isinstance(node, c_ast.UnaryOp) and node.op == "&"
 
 
 def _pure(arguments: list[Any], name: str) -> list[Any]:

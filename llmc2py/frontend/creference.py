@@ -120,7 +120,7 @@ def parse_references(text: str, file: str, *, preprocessed: bool = False) -> tup
     source = CText(text, file)
     source, diagnostics = _expanded(source, file, preprocessed)
     references = []
-    found = [item for item in source.items if _is_reference(source, item, file)]
+    found = _find(source, file)
     names = [item.names[0] for item in found]
     for item in found:
         name, span = item.names[0], source.span(item.start)
@@ -136,7 +136,7 @@ def parse_references(text: str, file: str, *, preprocessed: bool = False) -> tup
 
 def _expanded(source: CText, file: str, preprocessed: bool) -> tuple[CText, list[Diagnostic]]:
     """Expand the macros and resolve the conditionals that the references depend on."""
-    found = [item for item in source.items if _is_reference(source, item, file)]
+    found = _find(source, file)
     names = {item.names[0] for item in found}
     lost = [match for match in _LOST.finditer(source.skeleton) if match[1] not in names]
     if lost and any(directive.keyword == "if" for directive in source.directives):
@@ -156,17 +156,27 @@ def _expanded(source: CText, file: str, preprocessed: bool) -> tuple[CText, list
     return source, diagnostics
 
 
-def _is_reference(source: CText, item: Item, file: str) -> bool:
-    if item.kind != "function" or not item.names:
-        return False
-    name = item.names[0]
-    if name.endswith("_cpu"):
-        return True
-    if not (file.endswith(".c") and name.endswith(_PLAIN_C_SUFFIXES)):
-        return False
-    opening = source.skeleton.index("(", source.skeleton.index(name, item.start))
+def _find(source: CText, file: str) -> list[Item]:
+    """Return the functions that are meant as references, in source order."""
+    functions = [item for item in source.items if item.kind == "function" and item.names]
+    if not file.endswith(".c"):
+        return [item for item in functions if item.names[0].endswith("_cpu")]
+    scalars = set(_SCALAR_WORDS)
+    for item in source.items:
+        if item.kind == "typedef" and source.words(item) - {"typedef", item.names[0]} <= scalars:
+            scalars.add(item.names[0])
+    return [
+        item
+        for item in functions
+        if item.names[0].endswith("_cpu")
+        or (item.names[0].endswith(_PLAIN_C_SUFFIXES) and _takes_numbers(source, item, scalars))
+    ]
+
+
+def _takes_numbers(source: CText, item: Item, scalars: set[str]) -> bool:
+    opening = source.skeleton.index("(", source.skeleton.index(item.names[0], item.start))
     parameters = source.skeleton[opening + 1 : item.body_start].rstrip().removesuffix(")")
-    return all(set(re.findall(r"[A-Za-z_]\w*", text)[:-1]) <= _SCALAR_WORDS for text in parameters.split(","))
+    return all(set(re.findall(r"[A-Za-z_]\w*", text)[:-1]) <= scalars for text in parameters.split(","))
 
 
 def _read(source: CText, item: Item, file: str) -> CReference:
