@@ -80,7 +80,9 @@ def relu_inputs():
 
 
 def test_relu_passes_away_from_kinks():
-    assert gradcheck(lambda a: {"y": np.maximum(a["x"], 0)}, lambda a, d: {"x": d["y"] * (a["x"] > 0)}, relu_inputs()).ok
+    assert gradcheck(
+        lambda a: {"y": np.maximum(a["x"], 0)}, lambda a, d: {"x": d["y"] * (a["x"] > 0)}, relu_inputs()
+    ).ok
 
 
 def test_relu_gradient_of_the_wrong_side_fails():
@@ -90,7 +92,7 @@ def test_relu_gradient_of_the_wrong_side_fails():
 
 def test_a_kink_within_the_step_is_an_error_not_a_tolerance():
     inputs = {"x": np.array([1e-6, 1.0, -2.0])}
-    with pytest.raises(ValueError, match="finite differences by x do not converge .*kink"):
+    with pytest.raises(ValueError, match=r"finite differences by x do not converge .*kink"):
         gradcheck(lambda a: {"y": np.maximum(a["x"], 0)}, lambda a, d: {"x": d["y"] * (a["x"] > 0)}, inputs)
 
 
