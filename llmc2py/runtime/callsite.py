@@ -157,11 +157,10 @@ class CallSite:
         _cupy_array = arrays_module.cupy_array_type() or _NoCupy
         normal: list[Any] = []
         for param, kind, value in zip(self.params, self._kinds, args, strict=True):
-            label = f"{self.name}: {param.name}"
             if kind is _ANY_SCALAR:
                 normal.append(value if value.__class__ in _SCALARS else np.asarray(value)[()].item())
             elif kind is not _ARRAY:
-                normal.append(c_scalar(value, scalar_type(param.base, "float32"), label))
+                normal.append(c_scalar(value, scalar_type(param.base, "float32"), param.name, self.name))
             elif value is None:
                 normal.append(None)
             elif is_array(value):
@@ -187,7 +186,7 @@ class CallSite:
     def _argument(self, plan: Plan, binding: Binding, param: Param, arg: Any) -> Any:
         if not param.is_pointer:
             ctype = scalar_type(binding.ctype(param.base), binding.precision)
-            return c_scalar(arg, ctype, f"{self.name}: {param.name}")
+            return c_scalar(arg, ctype, param.name, self.name)
         if arg is None:
             if param.nullable:
                 return None

@@ -49,62 +49,70 @@ def c_cast(value: Any, ctype: str) -> Any:
     return float(value) if ctype == "double" else float(C_DTYPES[ctype].type(value))
 
 
-def c_int(value: Any, ctype: str, name: str) -> int:
+def c_int(value: Any, ctype: str, name: str, callee: str = "") -> int:
     """Return ``value`` as an ``int`` that the C type holds.
 
-    Raises TypeError for what is no integer (``2.0`` too) and OverflowError for what is out of range, naming ``name``.
+    Raises TypeError for what is no integer (``2.0`` too) and OverflowError for what is out of range, naming ``name`` and ``callee``.
     """
     try:
         result = operator.index(value)
     except TypeError:
-        raise TypeError(f"`{name}` is {value!r}, a {type(value).__name__}; {ctype} takes an integer") from None
+        raise TypeError(
+            f"{_label(name, callee)} is {value!r}, a {type(value).__name__}; {ctype} takes an integer"
+        ) from None
     low, high = _INTEGER_RANGES[ctype]
     if not low <= result <= high:
-        raise OverflowError(f"`{name}` is {result}, out of the range of {ctype}: {low} to {high}")
+        raise OverflowError(f"{_label(name, callee)} is {result}, out of the range of {ctype}: {low} to {high}")
     return result
 
 
-def c_float(value: Any, ctype: str, name: str) -> float:
+def c_float(value: Any, ctype: str, name: str, callee: str = "") -> float:
     """Return a number rounded to the C floating point type, as a Python float.
 
     Raises TypeError for what is no real number and OverflowError for a finite number beyond the type's range.
     """
     if not isinstance(value, _FLOATS) and np.shape(value) != ():
-        raise TypeError(f"`{name}` is a {type(value).__name__}; {ctype} takes one number")
+        raise TypeError(f"{_label(name, callee)} is a {type(value).__name__}; {ctype} takes one number")
     try:
         number = float(value)
         if ctype == "double":
             return number
         single = float(struct.unpack("f", struct.pack("f", number))[0])
     except (TypeError, ValueError):
-        raise TypeError(f"`{name}` is {value!r}, a {type(value).__name__}; {ctype} takes a number") from None
+        raise TypeError(
+            f"{_label(name, callee)} is {value!r}, a {type(value).__name__}; {ctype} takes a number"
+        ) from None
     except OverflowError:
-        raise OverflowError(f"`{name}` is {value!r}, out of the range of {ctype}") from None
+        raise OverflowError(f"{_label(name, callee)} is {value!r}, out of the range of {ctype}") from None
     if ctype == "float":
         return single
     with np.errstate(over="ignore"):
         result = float(C_DTYPES[ctype].type(single))
     if np.isinf(result) and not np.isinf(single):
-        raise OverflowError(f"`{name}` is {value!r}, out of the range of {ctype}")
+        raise OverflowError(f"{_label(name, callee)} is {value!r}, out of the range of {ctype}")
     return result
 
 
-def c_bool(value: Any, name: str) -> bool:
+def c_bool(value: Any, name: str, callee: str = "") -> bool:
     """Return a truth value. Raises TypeError for anything but a bool or the integers 0 and 1."""
     if isinstance(value, (bool, np.bool_)) or (isinstance(value, (int, np.integer)) and value in (0, 1)):
         return bool(value)
-    raise TypeError(f"`{name}` is {value!r}, a {type(value).__name__}; bool takes True or False")
+    raise TypeError(f"{_label(name, callee)} is {value!r}, a {type(value).__name__}; bool takes True or False")
 
 
-def c_scalar(value: Any, ctype: str, name: str) -> int | float | bool:
+def c_scalar(value: Any, ctype: str, name: str, callee: str = "") -> int | float | bool:
     """Return ``value`` as the C scalar type holds it, by `c_int`, `c_float` or `c_bool`. Raises what they raise."""
     if ctype == "bool":
-        return c_bool(value, name)
+        return c_bool(value, name, callee)
     if ctype in _INTEGER_RANGES:
-        return c_int(value, ctype, name)
-    return c_float(value, ctype, name)
+        return c_int(value, ctype, name, callee)
+    return c_float(value, ctype, name, callee)
 
 
 def scalar_bits(value: int | float | bool, ctype: str) -> int:
     """Return the bytes of a C scalar as the integer that a little-endian 8-byte cell holds."""
     return int.from_bytes(np.asarray(value).astype(C_DTYPES[ctype]).tobytes(), "little")
+
+
+def _label(name: str, callee: str) -> str:
+    return f"{callee}: `{name}`" if callee else f"`{name}`"

@@ -94,12 +94,11 @@ class TemplateParam:
 
     def value(self, given: Any, callee: str) -> TemplateValue:
         """Return a template argument in its normal form, types as canonical C. Raises TypeError."""
-        label = f"{callee}: template parameter {self.name}"
         if self.kind == "int":
-            return c_int(given, "long long", label)
+            return c_int(given, "long long", self.name, callee)
         if self.kind == "bool":
-            return c_bool(given, label)
-        return type_name(given, label)
+            return c_bool(given, self.name, callee)
+        return type_name(given, f"{callee}: template parameter `{self.name}`")
 
 
 @dataclass(frozen=True)

@@ -245,18 +245,18 @@ class Plan:
 
     def _pass(self, callee: str, param: Param, arg: Argument, binding: Binding) -> Argument:
         """Convert an argument to a parameter's type; TypeError where C++ would not."""
-        label = f"{callee}: {param.name}"
+        label = f"{callee}: `{param.name}`"
         if not param.is_pointer:
-            return c_scalar(arg, scalar_type(binding.ctype(param.base), self.precision), label)
+            return c_scalar(arg, scalar_type(binding.ctype(param.base), self.precision), param.name, callee)
         if arg is None:
             if param.nullable:
                 return None
-            raise TypeError(f"{label}: {param.ctype} takes no null pointer here; pass an array")
+            raise TypeError(f"{label} is null, but the kernel reads it; pass an array")
         if not isinstance(arg, Pointer):
-            raise TypeError(f"{label}: {param.ctype} takes an array, not {arg!r}")
+            raise TypeError(f"{label} is {arg!r}; {param.ctype} takes an array")
         wanted, given = param.dtype(self.precision, binding.types), self._pointed_dtype(arg)
         if wanted is not None and given is not None and wanted != given:
-            raise TypeError(f"{label}: {param.ctype} takes {wanted}, a {arg.ctype} of {given} is given")
+            raise TypeError(f"{label} is {arg.ctype} ({given}), but {param.ctype} takes {wanted}; cast the pointer")
         return arg.cast(binding.ctype(param.ctype))
 
     def _pointed_dtype(self, arg: Argument) -> np.dtype[Any] | None:

@@ -1,0 +1,224 @@
+"""Reverse-mode differentiation over functions that run kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+
+from llmc2py.runtime.arrays import array_module, device_scope, is_array, place_of
+from llmc2py.runtime.dtypes import PRECISIONS
+from llmc2py.runtime.engine import check_form, run_backward
+
+#: The dtypes that gradients exist for.
+FLOATING = frozenset((*PRECISIONS.values(), np.dtype(np.float64)))
+
+
+class _Mode(threading.local):
+    enabled = True
+
+
+_mode = _Mode()
+
+
+@contextlib.contextmanager
+def no_grad() -> Iterator[None]:
+    """Build no graph in this thread while the context lasts."""
+    before = _mode.enabled
+    _mode.enabled = False
+    try:
+        yield
+    finally:
+        _mode.enabled = before
+
+
+class Tensor:
+    """An array that gradients are computed for.
+
+    Parameters
+    ----------
+    data:
+        NumPy or CuPy array; it is kept, not copied.
+    requires_grad:
+        Whether ``backward`` leaves a gradient in ``grad``; by default, for floating point arrays.
+
+    Raises TypeError for what is no array, or for ``requires_grad=True`` on integers.
+    """
+
+    __slots__ = ("__weakref__", "data", "grad", "node", "output", "requires_grad")
+
+    def __init__(self, data: Any, requires_grad: bool | None = None) -> None:
+        place_of(data, "data")
+        floating = data.dtype in FLOATING
+        if requires_grad and not floating:
+            raise TypeError(f"only floating point arrays have gradients, not {data.dtype}; pass requires_grad=False")
+        self.data = data
+        self.grad: Any = None
+        self.requires_grad = floating if requires_grad is None else requires_grad
+        self.node: Context | None = None
+        self.output = 0
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.data!r}, requires_grad={self.requires_grad})"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the array."""
+        shape: tuple[int, ...] = self.data.shape
+        return shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the array."""
+        dtype: np.dtype[Any] = self.data.dtype
+        return dtype
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """Return the array on the CPU (a copy where it is elsewhere)."""
+        data = self.data
+        result: np.ndarray[Any, Any] = data if isinstance(data, np.ndarray) else data.get()
+        return result
+
+    def detach(self) -> Tensor:
+        """Return a tensor on the same array outside the graph."""
+        return Tensor(self.data, requires_grad=False)
+
+    def backward(self, grad: Any = None) -> None:
+        """Add the gradient of this tensor, times ``grad``, to ``grad`` of every leaf that it was computed from.
+
+        ``grad`` has this tensor's shape and dtype and may be left out where it has one element. It is not written.
+
+        Raises RuntimeError where nothing requires a gradient, or where the graph was gone through before; ValueError
+        and TypeError for a ``grad`` that does not fit; NotImplementedError for an operation without a backward pass.
+        """
+        if not self.requires_grad:
+            raise RuntimeError("backward: this tensor does not require a gradient; nothing that it comes from does")
+        if grad is None:
+            if self.data.size != 1:
+                raise RuntimeError(f"backward: a tensor of shape {self.shape} needs a gradient: backward(grad)")
+            grad = array_module(self.data).ones_like(self.data)
+        else:
+            grad = grad.data if isinstance(grad, Tensor) else grad
+            _check_gradient(grad, self.data, "backward")
+        if self.data.__class__ is np.ndarray:
+            run_backward(self, grad)
+        else:
+            with device_scope(place_of(self.data, "data")):
+                run_backward(self, grad)
+
+
+class Context:
+    """One call of a function: what its backward pass needs. Attributes can be set freely.
+
+    Attributes
+    ----------
+    needs_grad:
+        For each input, whether it needs a gradient.
+    saved:
+        The arrays given to `save`.
+    """
+
+    def __init__(self, function: type[Function], needs_grad: tuple[bool, ...]) -> None:
+        self.needs_grad = needs_grad
+        self.saved: tuple[Any, ...] = ()
+        self.function_ = function
+        self.edges_: list[Tensor | tuple[Context, int] | None] | None = None
+        self.outputs_: list[Any] = []
+
+    def save(self, *arrays: Any) -> None:
+        """Keep arrays for the backward pass; they belong to this call and are freed by it."""
+        self.saved = arrays
+
+    def accumulator(self, index: int) -> Any:
+        """Return the array that the gradient of input ``index`` is to be added to, or None.
+
+        It is the ``grad`` of a leaf that has one already, for kernels that accumulate (``dweight += ...``). Return the
+        same array from ``backward``: the engine sees that it is in already. Where it is None, return a new array.
+        """
+        edge = self.edges_[index] if self.edges_ is not None else None
+        return edge.grad if isinstance(edge, Tensor) else None
+
+
+class Function:
+    """An operation with a derivative. Subclasses define ``forward`` and ``backward`` as static methods.
+
+    ``forward(ctx, *inputs)`` is given arrays (and other values as they are) and returns an array or a tuple of arrays.
+    ``backward(ctx, *grads)`` is given the gradient of each output and returns one for each input, None for inputs that
+    need none. It does not write into what it is given, and may return it.
+    """
+
+    #: Where the operation comes from, for messages.
+    origin: ClassVar[str] = ""
+
+    @staticmethod
+    def forward(ctx: Context, *inputs: Any) -> Any:
+        """Compute the outputs."""
+        raise NotImplementedError("a Function defines forward")
+
+    @staticmethod
+    def backward(ctx: Context, *grads: Any) -> Any:
+        """Compute the gradients of the inputs."""
+        origin = f" ({ctx.function_.origin})" if ctx.function_.origin else ""
+        raise NotImplementedError(f"{ctx.function_.__name__}{origin} has no verified backward pass")
+
+    @classmethod
+    def apply(cls, *inputs: Any) -> Any:
+        """Call the function on tensors, arrays (constants) and other values; return a tensor or a tuple of them."""
+        arrays = []
+        needs = []
+        for value in inputs:
+            if isinstance(value, Tensor):
+                arrays.append(value.data)
+                needs.append(value.requires_grad)
+            else:
+                arrays.append(value)
+                needs.append(False)
+        recording = _mode.enabled and True in needs
+        ctx = Context(cls, tuple(needs) if recording else (False,) * len(needs))
+        result = cls.forward(ctx, *arrays)
+        if recording:
+            ctx.edges_ = [_edge(value, need) for value, need in zip(inputs, needs)]  # noqa: B905
+        if result.__class__ is not tuple:
+            return _output(result, ctx, 0, recording)
+        return tuple(_output(array, ctx, index, recording) for index, array in enumerate(result))
+
+
+def _edge(value: Any, needed: bool) -> Tensor | tuple[Context, int] | None:
+    if not needed:
+        return None
+    node = value.node
+    return value if node is None else (node, value.output)
+
+
+def _output(array: Any, ctx: Context, index: int, recording: bool) -> Any:
+    if array is None:
+        if recording:
+            ctx.outputs_.append(None)
+        return None
+    tensor = Tensor.__new__(Tensor)
+    tensor.data = array
+    tensor.grad = None
+    tensor.output = index
+    if recording:
+        ctx.outputs_.append((array.shape, array.dtype))
+        floating = array.dtype in FLOATING
+        tensor.requires_grad = floating
+        tensor.node = ctx if floating else None
+    else:
+        tensor.requires_grad = False
+        tensor.node = None
+    return tensor
+
+
+def _check_gradient(grad: Any, like: Any, what: str) -> None:
+    """Raise TypeError or ValueError unless a gradient has the backend, device, dtype and shape of its array."""
+    if grad.__class__ is np.ndarray is like.__class__ and grad.shape == like.shape and grad.dtype == like.dtype:
+        return
+    if not is_array(grad) or place_of(grad, "grad") != place_of(like, "data"):
+        where = place_of(like, "data")
+        given = place_of(grad, "grad") if is_array(grad) else f"a {type(grad).__name__}"
+        raise TypeError(f"{what}: the gradient of an array on {where} is given as {given}")
+    check_form(grad, like.shape, like.dtype, what)
