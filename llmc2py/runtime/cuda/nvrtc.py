@@ -120,7 +120,7 @@ _ERROR = re.compile(
     re.MULTILINE,
 )
 _HOST_FUNCTION = re.compile(r"considered a host function|explicitly marked as a __host__ function")
-_NO_HEADER = re.compile(r'cannot open source file "([^"]+)"')
+_NO_HEADER = re.compile(r'(?:cannot|could not) open source file "([^"]+)"')
 
 
 def _only_constexpr_lacks_annotation(log: str) -> bool:
