@@ -6,14 +6,14 @@ import importlib
 import importlib.metadata
 import os
 import platform
-import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from llmc2py.runtime.cuda import cache, toolkit
+from llmc2py.runtime.cuda import toolkit
 from llmc2py.runtime.errors import ToolMissingError
+from llmc2py.runtime.host.cache import cache_root
+from llmc2py.runtime.host.compiler import find_compiler
 
 Status = Literal["ok", "missing", "warning"]
 
@@ -128,17 +128,12 @@ def _device(number: int, raw: dict[str, Any]) -> Finding:
 
 
 def _compiler() -> list[Finding]:
-    chosen = (os.environ.get("LLMC2PY_CXX"), os.environ.get("CXX"), "c++", "g++", "clang++")
-    path = next((found for name in chosen if name and (found := shutil.which(name))), None)
-    if path is None:
-        hint = "the CPU backend needs g++ or clang++ (Debian: apt install g++; macOS: xcode-select --install)"
-        return [Finding("C++ compiler", "not found", "missing", hint)]
-    output = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=True).stdout
-    return [Finding("C++ compiler", f"{output.splitlines()[0]} ({path})")]
+    compiler = find_compiler()
+    return [Finding("C++ compiler", f"{compiler.version} ({' '.join(compiler.command)})")]
 
 
 def _cache() -> list[Finding]:
-    folder = cache.cache_folder().parent
+    folder = cache_root()
     files = [entry for entry in folder.rglob("*") if entry.is_file()]
     size = sum(file.stat().st_size for file in files) / 2**20
     value = f"{folder} ({len(files)} files, {size:.1f} MiB)"

@@ -10,6 +10,8 @@ import tempfile
 import warnings
 from dataclasses import dataclass
 
+from llmc2py.runtime.host.cache import cache_root
+
 _MAGIC = b"llmc2py cubin 1\n"
 
 
@@ -23,25 +25,8 @@ class CompiledCubin:
 
 
 def cache_folder() -> pathlib.Path:
-    """Return the folder of compiled CUDA kernels: ``cuda`` under LLMC2PY_CACHE_DIR or the user's cache folder."""
-    chosen = os.environ.get("LLMC2PY_CACHE_DIR")
-    if chosen:
-        return pathlib.Path(chosen) / "cuda"
-    if os.name == "nt":
-        base = pathlib.Path(os.environ.get("LOCALAPPDATA") or pathlib.Path.home() / "AppData" / "Local")
-    else:
-        base = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
-    return base / "llmc2py" / "cuda"
-
-
-def content_key(parts: list[str]) -> str:
-    """Return a hash of texts that differs whenever any of them does."""
-    digest = hashlib.sha256()
-    for part in parts:
-        data = part.encode()
-        digest.update(len(data).to_bytes(8, "little"))
-        digest.update(data)
-    return digest.hexdigest()
+    """Return the folder of compiled CUDA kernels."""
+    return cache_root() / "cuda"
 
 
 def load(key: str) -> CompiledCubin | None:

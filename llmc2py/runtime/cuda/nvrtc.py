@@ -11,6 +11,7 @@ from llmc2py.runtime.cuda import cache, headers, toolkit
 from llmc2py.runtime.cuda.cache import CompiledCubin
 from llmc2py.runtime.dtypes import PRECISION_MACROS
 from llmc2py.runtime.errors import CompileError, ToolMissingError
+from llmc2py.runtime.host.cache import content_key
 from llmc2py.runtime.source import KernelRequest
 
 __all__ = ["CompiledCubin", "compile_cubin", "supported_architectures"]
@@ -52,7 +53,7 @@ def compile_cubin(request: KernelRequest, arch: str) -> CompiledCubin:
     """
     tools = toolkit.find_toolkit()
     options = _options(request, arch, tools)
-    key = cache.content_key(_key_parts(request, options, tools))
+    key = content_key(*_key_parts(request, options, tools))
     compiled = cache.load(key)
     if compiled is None:
         _check_architecture(arch, tools)

@@ -118,6 +118,24 @@ def test_the_prelude_goes_with_the_headers_of_cuda_std(make_request):
     assert compiled.log.strip("\0\n ") == ""
 
 
+def test_cooperative_groups_leave_out_the_headers_that_take_seconds(make_request):
+    unwanted = "#if defined(_CG_USE_CUDA_STL)\n#error cuda/std is included\n#endif\n"
+    assert compile_cubin(make_request(REDUCE + unwanted), "sm_90").cubin
+
+
+def test_the_header_of_all_of_cub_gives_its_block_reduction(make_request):
+    text = """
+#include <cub/cub.cuh>
+__global__ void k(float* o) {
+    using Reduce = cub::BlockReduce<float, 128>;
+    __shared__ typename Reduce::TempStorage storage;
+    float sum = Reduce(storage).Sum(o[threadIdx.x]);
+    if (threadIdx.x == 0) o[0] = sum;
+}
+"""
+    assert compile_cubin(make_request(text), "sm_90").lowered_name == "_Z1kPf"
+
+
 def test_a_template_is_named_by_its_arguments(make_request):
     text = "template <class T, int N> __global__ void k(T* o) { o[0] = N; }"
     compiled = compile_cubin(make_request(text, name="k<float, 8>"), "sm_80")
