@@ -136,8 +136,10 @@ def architecture_for(major: int, minor: int, known: tuple[str, ...], device: str
     )
 
 
-_kernels: dict[tuple[KernelRequest, int], CudaKernel] = {}
-_locks: dict[tuple[KernelRequest, int], threading.Lock] = {}
+# The text is part of the key: a source that was regenerated and loaded again has its old path.
+_Key = tuple[KernelRequest, str, int]
+_kernels: dict[_Key, CudaKernel] = {}
+_locks: dict[_Key, threading.Lock] = {}
 _table_lock = threading.Lock()
 
 
@@ -146,7 +148,7 @@ def kernel(request: KernelRequest, device: int) -> CudaKernel:
 
     Raises CompileError, ToolMissingError, and RuntimeError while the current stream is captured into a graph.
     """
-    key = (request, device)
+    key = (request, request.source.text, device)
     found = _kernels.get(key)
     if found is not None:
         return found

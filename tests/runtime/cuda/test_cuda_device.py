@@ -147,6 +147,13 @@ def test_eight_threads_make_one_compile(fake, compiled, make_request):
     assert (found[0].max_threads_per_block, found[0].num_regs, found[0].static_shared_bytes) == (512, 64, 1024)
 
 
+def test_a_source_that_was_written_anew_is_compiled_anew(fake, compiled, make_request):
+    first, edited = cuda.kernel(make_request("text"), 0), cuda.kernel(make_request("edited"), 0)
+    assert edited is not first
+    assert cuda.kernel(make_request("edited"), 0) is edited
+    assert compiled == ["sm_86", "sm_86"]
+
+
 def test_a_failed_compile_is_tried_again_at_the_next_call(fake, compiled, make_request, monkeypatch):
     right = module.nvrtc.compile_cubin
     monkeypatch.setattr(module.nvrtc, "compile_cubin", lambda *_: pytest.fail("no compiler today"))
