@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from pycparser import c_ast, c_parser
+from pycparser import c_ast, c_lexer, c_parser
 
 from llmc2py.diagnostics import Diagnostic, Severity, SourceSpan
 from llmc2py.frontend.cdouble import REAL_TYPES, UnreadableError, double_unit
@@ -288,9 +288,16 @@ class _Plain:
             end = matching_end(text, match.start(1))
             variable, placeholder = f"llmc2py_operand_{len(self.operands)}", f"llmc2py_type_{len(self.operands)}"
             self.operands[variable] = placeholder
-            self._declarations.append(f"int {variable} = sizeof({text[match.start(1) + 1 : end - 1]});")
+            operand = f"int {variable} = sizeof({text[match.start(1) + 1 : end - 1]});"
+            self._declarations.append(f'\n#line {_line_at(text, match.start())} "text"\n{operand}')
             text = f"{text[: match.start()]}{placeholder}{text[end:]}"
         return text
+
+
+def _line_at(text: str, offset: int) -> int:
+    """Return the line that an assembled text's ``#line`` directives give to an offset."""
+    directive = list(re.finditer(r'^#line (\d+) "text"\n', text[:offset], re.MULTILINE))[-1]
+    return int(directive[1]) + text.count("\n", directive.end(), offset)
 
 
 def _wrap_calls(text: str, pattern: re.Pattern[str]) -> str:
@@ -302,17 +309,32 @@ def _wrap_calls(text: str, pattern: re.Pattern[str]) -> str:
     return text
 
 
+class _Lexer(c_lexer.CLexer):  # type: ignore[misc]
+    """Keeps the last token, because some of pycparser's errors do not say where they are."""
+
+    last: Any = None
+
+    def token(self) -> Any:
+        token = super().token()
+        self.last = token or self.last
+        return token
+
+
 @functools.cache
 def _parser() -> c_parser.CParser:
-    return c_parser.CParser()
+    return c_parser.CParser(lexer=_Lexer)
 
 
 def _parse(text: str) -> Any:
+    parser = _parser()
     try:
-        return _parser().parse(text, "text")
+        return parser.parse(text, "text")
     except c_parser.ParseError as error:
         match = _PLACE.match(str(error))
-        coord = _Coord(int(match[1]), int(match[2] or 1)) if match else None
+        token = parser.clex.last
+        coord = (
+            _Coord(int(match[1]), int(match[2] or 1)) if match else _Coord(token.lineno, getattr(token, "column", 1))
+        )
         told = match[3].strip() if match else str(error).removeprefix("text: ")
         before = re.match(r"before: (.*)", told)
         where = f" at '{before[1]}'" if before else f" ({told})"

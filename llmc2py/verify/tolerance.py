@@ -37,7 +37,7 @@ _FORWARD_TOLERANCE = 1e-5
 _REDUCTION_TOLERANCE = 1e-4
 _ROUNDING_FACTOR = 1.5
 _OBSERVED_FACTOR = 8.0
-_NEARBY = 2.0**-18
+_NEAREST, _FARTHEST = 2.0**-20, 2.0**-7
 #: bfloat16's rounding, 1.5 times, and as much again for the rounding of inputs.
 _NEAR_OVERFLOW = 3 * 2.0**-8
 
@@ -192,15 +192,16 @@ def _overflow(precision: np.dtype[Any]) -> float:
 def _observed_float32_error(reference_fn: Reference, inputs: Arrays, outputs: Arrays) -> dict[str, float]:
     """Return the largest error, over an output, of evaluating the reference in float32 near the inputs.
 
-    Small outputs are given more points, for one point may round luckily.
+    Small outputs are given more points, for one point may round luckily. Their distances differ, because the nearest
+    keep what cancels in the inputs and the farthest move a coarsely rounded intermediate to another of its values.
     """
     size = max((array.size for array in outputs.values()), default=0)
-    points = int(np.clip(4096 // max(size, 1), 2, 16))
+    points = int(np.clip(4096 // max(size, 1), 4, 32))
     rng = np.random.default_rng(0)
     worst = dict.fromkeys(outputs, 0.0)
-    for _ in range(points):
+    for distance in np.geomspace(_NEAREST, _FARTHEST, points):
         nearby = {
-            name: a if a.dtype.kind in "iub" else (a * (1 + _NEARBY * rng.uniform(-1, 1, a.shape))).astype(np.float32)
+            name: a if a.dtype.kind in "iub" else (a * (1 + distance * rng.uniform(-1, 1, a.shape))).astype(np.float32)
             for name, a in inputs.items()
         }
         with np.errstate(all="ignore"):
