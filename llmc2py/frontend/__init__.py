@@ -1,1 +1,1 @@
-"""TODO"""
+"""From text to the IR: preprocessing, parsing, intents, slices and C references."""

@@ -1,1 +1,1 @@
-"""TODO"""
+"""From the IR to plans: launchers become Python functions, catalogue entries become layers."""

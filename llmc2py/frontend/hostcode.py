@@ -1,0 +1,233 @@
+"""Bodies of host functions, from the syntax tree to the IR."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from llmc2py.frontend.declarations import declared, read_parameters, read_type
+from llmc2py.frontend.hostexpressions import ExpressionReader, callee
+from llmc2py.frontend.items import branch_condition
+from llmc2py.frontend.syntax import Node, SyntaxTree, child, named, walk
+from llmc2py.ir import expressions as ex
+from llmc2py.ir import statements as ir
+from llmc2py.ir.types import CType
+
+_UPDATES = {"++": "+", "--": "-"}
+
+
+class StatementReader:
+    """Reads statements of one file. Each method stands under the C form that it handles."""
+
+    def __init__(self, tree: SyntaxTree) -> None:
+        self.tree = tree
+        self.expressions = ExpressionReader(tree)
+
+    def read_body(self, node: Node | None) -> ir.Body:
+        """Return the statements of a compound statement, or of one statement that stands for it."""
+        if node is None:
+            return ()
+        nodes = named(node) if node.type in ("compound_statement", "else_clause") else [node]
+        if node.type == "else_clause" and len(nodes) == 1:
+            return self.read_body(nodes[0])
+        return tuple(statement for item in nodes for statement in self.read(item))
+
+    def read(self, node: Node) -> ir.Body:
+        """Return what one node stands for: nothing, one statement, or several."""
+        method = getattr(self, f"_{node.type}", None)
+        if method is None or (node.has_error and node.type in ("expression_statement", "declaration", "ERROR")):
+            reason = "cannot be parsed" if node.has_error else f"{node.type.replace('_', ' ')} is not supported"
+            return (ir.Unsupported(self.tree.span(node), self.tree.text(node), reason),)
+        result: ir.Body = method(node)
+        return result
+
+    def _compound_statement(self, node: Node) -> ir.Body:
+        return self.read_body(node)
+
+    # const int a = 1, b = 2;   dim3 grid(x, y);   auto f = [&](auto n) { … };
+    def _declaration(self, node: Node) -> ir.Body:
+        base = read_type(self.tree, node)
+        is_static = any(item.type == "storage_class_specifier" and self.tree.text(item) == "static" for item in node.children)
+        return tuple(
+            statement
+            for item in node.children_by_field_name("declarator")
+            for statement in self._declarator(node, item, base, is_static)
+        )
+
+    def _declarator(self, node: Node, item: Node, base: CType, is_static: bool) -> ir.Body:
+        span = self.tree.span(item)
+        if item.type == "init_declarator":
+            name, ctype = declared(self.tree, child(item, "declarator"), base)
+            value = child(item, "value")
+            if value.type == "lambda_expression":
+                return (self._lambda(value, name),)
+            return (ir.Declare(span, name, ctype, self._initial(node, ctype, value), is_static),)
+        name, ctype = declared(self.tree, item, base)
+        if item.type == "function_declarator":
+            # T name(a, b): the grammar takes it for a prototype where a and b could be types.
+            arguments = self.expressions.read_all(named(child(item, "parameters")))
+            return (ir.Declare(span, name, ctype, ex.Construct(span, ctype, (), arguments), is_static),)
+        return (ir.Declare(span, name, ctype, None, is_static),)
+
+    def _initial(self, node: Node, ctype: CType, value: Node) -> ex.Expression:
+        """``= value``, ``(a, b)`` or ``{a, b}``."""
+        if value.type == "argument_list":
+            arguments = self.expressions.read_all(named(value))
+            if len(arguments) == 1 and (ctype.is_integer or ctype.is_floating or ctype.is_pointer):
+                return arguments[0]
+            spec = node.child_by_field_name("type")
+            template = self.expressions.template_arguments(spec) if spec else ()
+            return ex.Construct(self.tree.span(value), ctype, template, arguments)
+        read = self.expressions.read(value)
+        if isinstance(read, ex.InitializerList) and ctype.base == "dim3":
+            return ex.Construct(read.span, ctype, (), read.items)
+        return read
+
+    def _lambda(self, node: Node, name: str) -> ir.LocalFunction:
+        declarator = node.child_by_field_name("declarator")
+        parameters = read_parameters(self.tree, declarator) if declarator else ()
+        names = tuple(item.name for item in parameters)
+        return ir.LocalFunction(self.tree.span(node), name, names, self.read_body(child(node, "body")))
+
+    def _expression_statement(self, node: Node) -> ir.Body:
+        inner = named(node)
+        return self._effect(inner[0]) if inner else ()
+
+    def _effect(self, node: Node) -> ir.Body:
+        span = self.tree.span(node)
+        while node.type == "parenthesized_expression":
+            node = named(node)[0]
+        if node.type == "assignment_expression":
+            operator = self.tree.text(child(node, "operator")).removesuffix("=")
+            target, value = self.expressions.read(child(node, "left")), self.expressions.read(child(node, "right"))
+            return (ir.Assign(span, target, operator, value),)
+        if node.type == "update_expression":
+            operator = _UPDATES[self.tree.text(child(node, "operator"))]
+            one = ex.Number(span, 1, CType("int"))
+            return (ir.Assign(span, self.expressions.read(child(node, "argument")), operator, one),)
+        if node.type == "comma_expression":
+            return tuple(statement for item in named(node) for statement in self._effect(item))
+        launch = launch_of(node)
+        if launch is not None:
+            return (self._launch(node, launch),)
+        return (ir.Evaluate(span, self.expressions.read(node)),)
+
+    # kernel<T><<<grid, block, shared, stream>>>(a, b)
+    def _launch(self, node: Node, configuration: Node) -> ir.Statement:
+        function = child(node, "function")
+        parts = self.expressions.read_all(named(configuration))
+        if not 2 <= len(parts) <= 4:
+            return ir.Unsupported(self.tree.span(node), self.tree.text(node), "a launch takes 2 to 4 configuration values")
+        padded = [*parts, None, None][:4]
+        return ir.Launch(
+            self.tree.span(node),
+            callee(self.tree, function),
+            self.expressions.template_arguments(function),
+            parts[0],
+            parts[1],
+            padded[2],
+            padded[3],
+            self.expressions.read_all(named(child(node, "arguments"))),
+        )
+
+    def _if_statement(self, node: Node) -> ir.Body:
+        condition = self._condition(child(node, "condition"))
+        consequence = self.read_body(child(node, "consequence"))
+        alternative = self.read_body(node.child_by_field_name("alternative"))
+        is_constexpr = any(item.type == "constexpr" for item in node.children)
+        return (ir.If(self.tree.span(node), condition, consequence, alternative, is_constexpr),)
+
+    def _condition(self, node: Node) -> ex.Expression:
+        inner = node.child_by_field_name("value")
+        return self.expressions.read(inner if inner is not None else named(node)[0])
+
+    def _for_statement(self, node: Node) -> ir.Body:
+        init = node.child_by_field_name("initializer")
+        condition, update = node.child_by_field_name("condition"), node.child_by_field_name("update")
+        return (
+            ir.For(
+                self.tree.span(node),
+                () if init is None else self.read(init) if init.type == "declaration" else self._effect(init),
+                self.expressions.read(condition) if condition else None,
+                self._effect(update) if update else (),
+                self.read_body(child(node, "body")),
+            ),
+        )
+
+    def _while_statement(self, node: Node) -> ir.Body:
+        return (ir.While(self.tree.span(node), self._condition(child(node, "condition")), self.read_body(child(node, "body"))),)
+
+    def _switch_statement(self, node: Node) -> ir.Body:
+        subject = self._condition(child(node, "condition"))
+        cases = tuple(self._cases(named(child(node, "body"))))
+        return (ir.Switch(self.tree.span(node), subject, cases),)
+
+    def _cases(self, nodes: list[Node]) -> list[ir.Case]:
+        """``case 1: case 2: … break; default: …``: labels without a body belong to the next one that has a body."""
+        cases: list[ir.Case] = []
+        values: list[ex.Expression] = []
+        is_default = False
+        for condition, node in self._case_nodes(nodes, ""):
+            value = node.child_by_field_name("value")
+            if value is None:
+                is_default = True
+            else:
+                values.append(self.expressions.read(value))
+            body = tuple(s for item in named(node) if item != value for s in self.read(item))
+            if body and condition:
+                body = (ir.PrecisionBranch(self.tree.span(node), condition, body),)
+            if body:
+                cases.append(ir.Case(tuple(values), is_default, body))
+                values, is_default = [], False
+        return cases
+
+    def _case_nodes(self, nodes: list[Node], condition: str) -> Iterator[tuple[str, Node]]:
+        """Yield the cases of a switch with the preprocessor condition around each ("" for none)."""
+        for node in nodes:
+            if node.type == "case_statement":
+                yield condition, node
+            elif node.type in ("preproc_if", "preproc_ifdef"):
+                own = branch_condition(self.tree, node)
+                yield from self._case_nodes(named(node), f"{condition} && {own}" if condition else own)
+
+    def _return_statement(self, node: Node) -> ir.Body:
+        inner = named(node)
+        return (ir.Return(self.tree.span(node), self.expressions.read(inner[0]) if inner else None),)
+
+    def _break_statement(self, node: Node) -> ir.Body:
+        return (ir.Break(self.tree.span(node)),)
+
+    def _continue_statement(self, node: Node) -> ir.Body:
+        return (ir.Continue(self.tree.span(node)),)
+
+    # using namespace x; typedef …; : names only, nothing happens
+    def _using_declaration(self, node: Node) -> ir.Body:
+        return ()
+
+    _type_definition = _alias_declaration = _static_assert_declaration = _using_declaration
+
+    # #if defined(ENABLE_BF16) … #else … #endif
+    def _preproc_if(self, node: Node, earlier: tuple[str, ...] = ()) -> ir.Body:
+        own = branch_condition(self.tree, node)
+        condition = " && ".join([*(f"!({other})" for other in earlier), *([own] if own else [])])
+        following = node.child_by_field_name("alternative")
+        skip = {node.child_by_field_name("condition"), node.child_by_field_name("name"), following}
+        body = tuple(s for item in named(node) if item not in skip for s in self.read(item))
+        rest = self._preproc_if(following, (*earlier, own)) if following is not None else ()
+        return (ir.PrecisionBranch(self.tree.span(node), condition, body), *rest)
+
+    _preproc_ifdef = _preproc_if
+
+    def _preproc_def(self, node: Node) -> ir.Body:
+        return ()
+
+
+def launch_of(node: Node) -> Node | None:
+    """Return the ``<<<…>>>`` of a call, or None for a plain call."""
+    if node.type != "call_expression":
+        return None
+    return next((item for item in node.children if item.type == "kernel_call_syntax"), None)
+
+
+def launch_sites(node: Node) -> int:
+    """Count the launches in a function."""
+    return sum(item.type == "kernel_call_syntax" for item in walk(node))

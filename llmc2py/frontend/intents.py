@@ -1,0 +1,346 @@
+"""What kernels do with the memory behind their pointer parameters, found from the syntax tree.
+
+For each pointer parameter: whether it is read, overwritten, or added to (``+=``, atomics, a stored sum of what was
+loaded), how wide its widest access is, and whether the kernel allows it to be null. Local pointers made from a
+parameter, and device functions that a parameter is passed to, are followed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from llmc2py.frontend.declarations import declared, read_header, read_type
+from llmc2py.frontend.syntax import Node, SyntaxTree, child, named, walk
+from llmc2py.ir.library import Intent
+from llmc2py.ir.types import CType
+
+_LOADS = re.compile(r"^__ld(g|cs|cg|ca|lu|cv)$")
+_STORES = re.compile(r"^__st(cs|cg|wb|wt)$")
+_ATOMIC = re.compile(r"^atomic\w+$")
+_ACCUMULATING_ATOMICS = re.compile(r"^atomic(Add|Sub|Max|Min|And|Or|Xor|Inc|Dec)\w*$")
+_CASTS = frozenset({"reinterpret_cast", "const_cast", "static_cast"})
+_WIDTHS = {"int4": 16, "float4": 16, "uint4": 16, "double2": 16, "longlong2": 16, "ulonglong2": 16}
+_WIDTHS |= {"int2": 8, "float2": 8, "uint2": 8, "double": 8, "short4": 8, "ushort4": 8, "char4": 4, "half2": 4}
+_WIDTHS |= {"__half2": 4, "__nv_bfloat162": 4, "nv_bfloat162": 4, "bfloat162": 4}
+
+
+@dataclass
+class Access:
+    """What is known of one pointer parameter."""
+
+    reads: bool = False
+    writes: bool = False
+    accumulates: bool = False
+    width: int = 0
+    nullable: bool = False
+
+    @property
+    def intent(self) -> Intent:
+        if self.accumulates and not self.writes:
+            return Intent.ACCUMULATE
+        if self.writes or self.accumulates:
+            return Intent.INOUT if self.reads or self.accumulates else Intent.OUT
+        return Intent.IN if self.reads else Intent.UNUSED
+
+    def merge(self, other: Access) -> None:
+        """Add what another place does with the same memory."""
+        self.reads |= other.reads
+        self.writes |= other.writes
+        self.accumulates |= other.accumulates
+        self.width = max(self.width, other.width)
+
+
+@dataclass
+class _Function:
+    """A function under analysis: parameters, the locals that point into each, the locals that hold loaded values."""
+
+    node: Node
+    parameters: list[str]
+    roots: dict[str, str] = field(default_factory=dict)
+    loaded: dict[str, str] = field(default_factory=dict)
+    access: dict[str, Access] = field(default_factory=dict)
+
+
+class IntentAnalysis:
+    """Finds the intents of the functions of one translation unit; device functions are analysed once."""
+
+    def __init__(self, tree: SyntaxTree, functions: dict[str, list[Node]]) -> None:
+        self.tree = tree
+        self.functions = functions
+        self._done: dict[int, dict[str, Access]] = {}
+
+    def analyse(self, node: Node) -> dict[str, Access]:
+        """Return the accesses of a function definition, by parameter name."""
+        if node.id not in self._done:
+            header = read_header(self.tree, node)
+            names = [item.name for item in header.parameters] if header else []
+            self._done[node.id] = {name: Access() for name in names}
+            function = _Function(node, names, {name: name for name in names})
+            function.access = self._done[node.id]
+            body = node.child_by_field_name("body")
+            if body is not None:
+                self._find_locals(function, body)
+                for item in walk(body):
+                    self._visit(function, item)
+        return self._done[node.id]
+
+    # --- which local names point into a parameter, and which hold what was loaded from one
+
+    def _find_locals(self, function: _Function, body: Node) -> None:
+        for item in walk(body):
+            if item.type == "init_declarator" and item.parent is not None and item.parent.type == "declaration":
+                name, ctype = declared(self.tree, child(item, "declarator"), read_type(self.tree, item.parent))
+                self._bind(function, name, ctype, child(item, "value"))
+            elif item.type == "assignment_expression" and child(item, "left").type == "identifier":
+                self._bind(function, self.tree.text(child(item, "left")), None, child(item, "right"))
+
+    def _bind(self, function: _Function, name: str, ctype: CType | None, value: Node) -> None:
+        if name in function.parameters:
+            return
+        root = self._pointer_root(function, value)
+        if root is not None and (ctype is None or ctype.is_pointer or ctype.base == "auto"):
+            function.roots.setdefault(name, root)
+        source = self._load_root(function, value)
+        if source is not None and (ctype is None or not ctype.is_pointer):
+            function.loaded.setdefault(name, source)
+
+    def _pointer_root(self, function: _Function, node: Node) -> str | None:
+        """``inp + i``, ``&inp[i]``, ``(int4*)inp``, ``reinterpret_cast<int4*>(inp + i)``: the parameter pointed into."""
+        node = _bare(node)
+        if node.type == "identifier":
+            name = self.tree.text(node)
+            return function.roots.get(name) if name not in function.loaded else None
+        if node.type == "binary_expression" and self.tree.text(node.children[1]) in "+-":
+            left = self._pointer_root(function, child(node, "left"))
+            return left or self._pointer_root(function, child(node, "right"))
+        if node.type == "pointer_expression" and self.tree.source[node.start_byte : node.start_byte + 1] == b"&":
+            inner = _bare(child(node, "argument"))
+            return self._pointer_root(function, child(inner, "argument")) if inner.type == "subscript_expression" else None
+        if node.type == "cast_expression":
+            return self._pointer_root(function, child(node, "value")) if "*" in self.tree.text(child(node, "type")) else None
+        if node.type == "call_expression" and self._callee(node) in _CASTS:
+            return self._pointer_root(function, named(child(node, "arguments"))[0])
+        if node.type == "conditional_expression":
+            one = self._pointer_root(function, child(node, "consequence"))
+            return one or self._pointer_root(function, child(node, "alternative"))
+        return None
+
+    def _load_root(self, function: _Function, value: Node) -> str | None:
+        """Return the parameter that a value is loaded from, where it is loaded from just one."""
+        found = set()
+        for item in walk(value):
+            if item.type == "subscript_expression" or (
+                item.type == "pointer_expression" and self.tree.source[item.start_byte : item.start_byte + 1] == b"*"
+            ):
+                found.add(self._pointer_root(function, child(item, "argument")))
+            elif item.type == "call_expression":
+                found |= {self._pointer_root(function, argument) for argument in named(child(item, "arguments"))}
+        found.discard(None)
+        return found.pop() if len(found) == 1 else None
+
+    # --- accesses
+
+    def _visit(self, function: _Function, node: Node) -> None:
+        if node.type == "subscript_expression":
+            self._visit_access(function, node, child(node, "argument"))
+        elif node.type == "pointer_expression" and self.tree.source[node.start_byte : node.start_byte + 1] == b"*":
+            self._visit_access(function, node, child(node, "argument"))
+        elif node.type == "field_expression" and "->" in self.tree.text(node):
+            self._visit_access(function, node, child(node, "argument"))
+        elif node.type == "call_expression":
+            self._visit_call(function, node)
+        elif node.type == "binary_expression" and self.tree.text(node.children[1]) in ("!=", "=="):
+            self._visit_null_check(function, node)
+
+    def _visit_access(self, function: _Function, node: Node, pointer: Node) -> None:
+        root = self._pointer_root(function, pointer)
+        if root is None:
+            return
+        access = function.access[root]
+        access.width = max(access.width, self._width(function, pointer))
+        target = _outermost_place(node)
+        parent = target.parent
+        if parent is None:
+            return
+        if parent.type == "assignment_expression" and parent.child_by_field_name("left") == target:
+            operator = self.tree.text(child(parent, "operator"))
+            if operator == "=":
+                self._record_store(function, root, child(parent, "right"))
+            else:
+                access.accumulates |= operator in ("+=", "-=")
+                access.reads |= operator not in ("+=", "-=")
+                access.writes |= operator not in ("+=", "-=")
+        elif parent.type == "update_expression":
+            access.accumulates = True
+        elif parent.type == "pointer_expression" and self.tree.text(parent).startswith("&"):
+            return  # an address: whoever takes it is followed
+        else:
+            access.reads = True
+
+    def _record_store(self, function: _Function, root: str, value: Node) -> None:
+        """A plain store; of the sum of an earlier load from the same place it is an accumulation."""
+        access = function.access[root]
+        if self._is_sum_with(function, root, _bare(value)):
+            access.accumulates = True
+        else:
+            access.writes = True
+
+    def _is_sum_with(self, function: _Function, root: str, value: Node) -> bool:
+        while value.type == "cast_expression" or (value.type == "call_expression" and self._callee(value) == "floatX"):
+            value = _bare(child(value, "value") if value.type == "cast_expression" else named(child(value, "arguments"))[0])
+        if value.type == "identifier":
+            name = self.tree.text(value)
+            return function.loaded.get(name) == root and self._only_added_to(function, name)
+        if value.type == "binary_expression" and self.tree.text(value.children[1]) == "+":
+            return root in (self._value_root(function, item) for item in named(value))
+        return False
+
+    def _value_root(self, function: _Function, node: Node) -> str | None:
+        for item in walk(node):
+            if item.type == "identifier" and self.tree.text(item) in function.loaded:
+                return function.loaded[self.tree.text(item)]
+        return self._load_root(function, node)
+
+    def _only_added_to(self, function: _Function, name: str) -> bool:
+        """Whether all assignments to (elements of) a loaded local are sums that contain it."""
+        changed = False
+        for item in walk(function.node):
+            if item.type != "assignment_expression" or _base_name(self.tree, child(item, "left")) != name:
+                continue
+            operator = self.tree.text(child(item, "operator"))
+            right = _bare(child(item, "right"))
+            while right.type == "cast_expression":
+                right = _bare(child(right, "value"))
+            names = {self.tree.text(leaf) for leaf in walk(right) if leaf.type == "identifier"}
+            is_sum = right.type == "binary_expression" and self.tree.text(right.children[1]) == "+" and name in names
+            is_load = operator == "=" and self._load_root(function, child(item, "right")) is not None
+            if operator != "+=" and not is_sum and not is_load:
+                return False
+            changed |= operator == "+=" or is_sum
+        return changed
+
+    def _visit_call(self, function: _Function, node: Node) -> None:
+        name = self._callee(node)
+        arguments = named(child(node, "arguments"))
+        if name in _CASTS:
+            return
+        for position, argument in enumerate(arguments):
+            root = self._pointer_root(function, argument)
+            if root is None:
+                continue
+            access = function.access[root]
+            access.width = max(access.width, self._width(function, argument))
+            self._apply_call(function, access, root, name, position, arguments)
+
+    def _apply_call(
+        self, function: _Function, access: Access, root: str, name: str, position: int, arguments: list[Node]
+    ) -> None:
+        if _LOADS.match(name):
+            access.reads = True
+        elif _STORES.match(name):
+            self._record_store(function, root, arguments[-1])
+        elif _ATOMIC.match(name) and name not in self.functions:
+            access.accumulates |= bool(_ACCUMULATING_ATOMICS.match(name))
+            access.writes |= not _ACCUMULATING_ATOMICS.match(name)
+            access.reads |= name.startswith("atomicCAS")
+        elif name == "memcpy":
+            access.writes |= position == 0
+            access.reads |= position == 1
+        else:
+            self._apply_callee(function, access, root, name, position, arguments)
+
+    def _apply_callee(
+        self, function: _Function, access: Access, root: str, name: str, position: int, arguments: list[Node]
+    ) -> None:
+        candidates = self.functions.get(name, [])
+        if not candidates:
+            access.reads = True
+            access.writes |= name not in ("assert", "printf")
+        for candidate in candidates:
+            found = list(self.analyse(candidate).values())
+            if position < len(found):
+                effect = found[position]
+                stored = next((item for item in arguments if self._is_sum_with(function, root, _bare(item))), None)
+                if effect.writes and not effect.reads and stored is not None:
+                    access.accumulates = True
+                    access.width = max(access.width, effect.width)
+                else:
+                    access.merge(effect)
+
+    def _visit_null_check(self, function: _Function, node: Node) -> None:
+        left, right = _bare(child(node, "left")), _bare(child(node, "right"))
+        for pointer, other in ((left, right), (right, left)):
+            if self.tree.text(other) in ("nullptr", "NULL") and pointer.type == "identifier":
+                root = function.roots.get(self.tree.text(pointer))
+                if root is not None:
+                    function.access[root].nullable = True
+
+    def _width(self, function: _Function, pointer: Node) -> int:
+        """Return the bytes that an access through this pointer must be aligned to, as far as a cast says it."""
+        widest = 0
+        for item in walk(pointer):
+            if item.type in ("type_descriptor", "type_identifier"):
+                widest = max(widest, self._type_width(self.tree.text(item)))
+            elif item.type == "identifier":
+                widest = max(widest, self._local_width(function, self.tree.text(item)))
+        return widest
+
+    def _type_width(self, text: str) -> int:
+        base = re.sub(r"\b(const|volatile)\b|[*&\s]", "", text)
+        if base.split("<")[0] == "Packed128" or base in ("x128", "f128"):
+            return 16
+        return _WIDTHS.get(base, 0) if base != "double" else 0
+
+    def _local_width(self, function: _Function, name: str) -> int:
+        if name in function.parameters or name not in function.roots:
+            return 0
+        for item in walk(function.node):
+            if item.type == "declaration" and any(
+                declared(self.tree, child(one, "declarator") if one.type == "init_declarator" else one, CType(""))[0] == name
+                for one in item.children_by_field_name("declarator")
+            ):
+                kind = item.child_by_field_name("type")
+                return self._type_width(self.tree.text(kind)) if kind else 0
+        return 0
+
+    def _callee(self, node: Node) -> str:
+        function = child(node, "function")
+        if function.type == "template_function":
+            function = child(function, "name")
+        return self.tree.text(function)
+
+
+def _bare(node: Node) -> Node:
+    """Return a node without the parentheses around it."""
+    while node.type == "parenthesized_expression" and named(node):
+        node = named(node)[0]
+    return node
+
+
+def _outermost_place(node: Node) -> Node:
+    """``p[i].x`` and ``(p[i])``: the whole of the place that an assignment would change."""
+    while node.parent is not None and (
+        node.parent.type == "parenthesized_expression"
+        or (node.parent.type in ("field_expression", "subscript_expression") and node.parent.child_by_field_name("argument") == node)
+    ):
+        node = node.parent
+    return node
+
+
+def _base_name(tree: SyntaxTree, node: Node) -> str:
+    """``v``, ``v[k]``, ``v.x``: the name at the bottom of a place."""
+    while node.type in ("subscript_expression", "field_expression", "parenthesized_expression"):
+        node = node.child_by_field_name("argument") or named(node)[0]
+    return tree.text(node) if node.type == "identifier" else ""
+
+
+def function_nodes(tree: SyntaxTree, nodes: Iterator[Node]) -> dict[str, list[Node]]:
+    """Return function definitions by name (overloads together)."""
+    found: dict[str, list[Node]] = {}
+    for node in nodes:
+        header = read_header(tree, node)
+        if header is not None:
+            found.setdefault(header.name, []).append(node)
+    return found

@@ -1,0 +1,238 @@
+"""A partial preprocessor: user includes are inlined and macros expanded, what only the compiler can know stays.
+
+Conditions on the precision macros, on ``__CUDA_ARCH__`` and on compiler versions are left in the text, since one slice
+serves all precisions and architectures. Every line of the result knows the place that it came from.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import pathlib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pcpp
+
+from llmc2py.diagnostics import Diagnostic, Severity, SourceSpan
+
+#: Macros whose value is known to the compiler of a slice alone.
+OPEN_MACROS = frozenset(
+    {
+        "ENABLE_FP32",
+        "ENABLE_FP16",
+        "ENABLE_BF16",
+        "__CUDA_ARCH__",
+        "__CUDACC__",
+        "__CUDACC_VER_MAJOR__",
+        "__CUDACC_VER_MINOR__",
+        "__CUDACC_RTC__",
+    }
+)
+PRECISION_MACROS = frozenset({"ENABLE_FP32", "ENABLE_FP16", "ENABLE_BF16"})
+
+_HAS_INCLUDE = re.compile(r"__has_include\s*\([^()\n]*\)")
+_LINE_MARK = re.compile(r'^#line (\d+)(?: "(.*)")?$')
+
+
+@dataclass(frozen=True)
+class PreprocessedText:
+    """A preprocessed file: ``lines[i]`` is the original place of line ``i`` of ``text``."""
+
+    file: str
+    text: str
+    lines: tuple[SourceSpan, ...]
+    includes: tuple[str, ...]
+    system_headers: tuple[str, ...]
+    diagnostics: tuple[Diagnostic, ...]
+
+    def span(self, row: int, column: int = 0) -> SourceSpan:
+        """Return the original place of a 0-based row and column of ``text``."""
+        place = self.lines[min(row, len(self.lines) - 1)] if self.lines else SourceSpan(self.file, 1)
+        return SourceSpan(place.file, place.line, column + 1)
+
+
+@dataclass(frozen=True)
+class ExpandedHeader:
+    """What an included file expands to under one set of macros, and what it leaves behind."""
+
+    tokens: tuple[Any, ...]
+    macros: dict[str, Any]
+    include_once: dict[str, Any]
+    includes: tuple[str, ...]
+    system_headers: tuple[str, ...]
+
+
+#: Expanded headers by path and by the macros that were defined when each was included.
+HeaderCache = dict[object, ExpandedHeader]
+
+
+class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
+    """pcpp with our answers to its questions."""
+
+    def __init__(self, root: pathlib.Path, texts: dict[pathlib.Path, str], headers: HeaderCache) -> None:
+        super().__init__()
+        self.root = root
+        self.texts = texts
+        self.headers = headers
+        self.line_directive = "#line"
+        self.diagnostics: list[Diagnostic] = []
+        self.includes: dict[str, None] = {}
+        self.system_headers: dict[str, None] = {}
+        self._relative: dict[str, str] = {}
+
+    def relative(self, path: str) -> str:
+        """Return a path as seen from the root; pcpp gives paths from the working directory."""
+        if path not in self._relative:
+            absolute = pathlib.Path(os.path.abspath(path))
+            inside = absolute.is_relative_to(self.root)
+            self._relative[path] = (absolute.relative_to(self.root) if inside else absolute).as_posix()
+        return self._relative[path]
+
+    def parsegen(self, input: str, source: str | None = None, abssource: str | None = None) -> Iterator[Any]:  # noqa: A002
+        """Expand a file; an included file that was met before under the same macros is not expanded again."""
+        if self.include_depth == 0 or abssource is None:
+            yield from super().parsegen(input, source, abssource)
+            return
+        key = (abssource, self._macro_state())
+        if key not in self.headers:
+            before = len(self.diagnostics)
+            includes, system_headers = self.includes, self.system_headers
+            self.includes, self.system_headers = {}, {}
+            tokens = [copy.copy(token) for token in super().parsegen(input, source, abssource)]
+            header = ExpandedHeader(
+                tuple(tokens), dict(self.macros), dict(self.include_once), tuple(self.includes), tuple(self.system_headers)
+            )
+            self.includes, self.system_headers = includes, system_headers
+            if len(self.diagnostics) == before:
+                self.headers[key] = header
+        else:
+            header = self.headers[key]
+            self.macros, self.include_once = dict(header.macros), dict(header.include_once)
+        self.includes |= dict.fromkeys(header.includes)
+        self.system_headers |= dict.fromkeys(header.system_headers)
+        yield from (copy.copy(token) for token in header.tokens)
+
+    def _macro_state(self) -> object:
+        macros = frozenset(
+            (name, tuple(token.value for token in macro.value), tuple(macro.arglist or ()))
+            for name, macro in self.macros.items()
+            if name not in ("__FILE__", "__LINE__", "__DATE__", "__TIME__", "__PCPP__")
+        )
+        return macros, frozenset(self.include_once)
+
+    def on_include_not_found(self, is_malformed: bool, is_system_include: bool, curdir: str, includepath: str) -> None:
+        if is_malformed:
+            self._report(Severity.WARNING, self.source, self.lexer.lineno, "an #include that names no file is ignored")
+        else:
+            self.system_headers[includepath] = None
+        raise pcpp.OutputDirective(pcpp.Action.IgnoreAndRemove)
+
+    def on_file_open(self, is_system_include: bool, includepath: str) -> io.StringIO:
+        path = pathlib.Path(includepath).resolve()
+        if not path.is_relative_to(self.root):
+            self._report(
+                Severity.WARNING, self.source, self.lexer.lineno, f"include {includepath!r} leaves the source tree: ignored"
+            )
+            raise OSError(f"{includepath} is outside the source tree")
+        if path not in self.texts:
+            self.texts[path] = read_source(path)
+        self.includes[self.relative(str(path))] = None
+        return io.StringIO(self.texts[path])
+
+    def on_unknown_macro_in_defined_expr(self, tok: object) -> bool | None:
+        return None if tok.value in OPEN_MACROS else False  # type: ignore[attr-defined]
+
+    def on_unknown_macro_in_expr(self, ident: str) -> int | None:
+        return None if ident in OPEN_MACROS else 0
+
+    def on_unknown_macro_function_in_expr(self, ident: str) -> object:
+        return lambda *_: 0
+
+    def on_directive_handle(self, directive: object, toks: list[object], ifpassthru: bool, precedingtoks: object) -> bool | None:
+        name = directive.value  # type: ignore[attr-defined]
+        words = [tok.value for tok in toks if not tok.value.isspace()]  # type: ignore[attr-defined]
+        if name == "define" and words and words[0] in PRECISION_MACROS:
+            # The caller's arrays choose the precision, not the file.
+            raise pcpp.OutputDirective(pcpp.Action.IgnoreAndRemove)
+        if name == "pragma" and words != ["once"]:
+            raise pcpp.OutputDirective(pcpp.Action.IgnoreAndRemove)
+        if name in ("error", "warning"):
+            raise pcpp.OutputDirective(pcpp.Action.IgnoreAndRemove)
+        super().on_directive_handle(directive, toks, ifpassthru, precedingtoks)
+        return None if ifpassthru else True
+
+    def on_error(self, file: str, line: int, msg: str) -> None:
+        self._report(Severity.WARNING, file, line, f"preprocessor: {msg}")
+        self.return_code += 1
+
+    def _report(self, severity: Severity, file: str, line: int, message: str) -> None:
+        self.diagnostics.append(Diagnostic(severity, SourceSpan(self.relative(file), max(line, 1)), message))
+
+
+def read_source(path: pathlib.Path) -> str:
+    """Return the text of a source file: UTF-8 with or without a mark, else Latin-1; line ends as ``\\n``.
+
+    Raises ValueError for a file that is not text, OSError for one that cannot be read.
+    """
+    data = path.read_bytes()
+    if b"\0" in data:
+        raise ValueError("holds NUL bytes: not a text file")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = data.decode("latin-1")
+    # pcpp cannot evaluate __has_include; no header of the system is looked for here, so the answer is no.
+    return _HAS_INCLUDE.sub("0", text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def preprocess(
+    path: pathlib.Path, root: pathlib.Path, texts: dict[pathlib.Path, str], headers: HeaderCache
+) -> PreprocessedText:
+    """Preprocess one file of the tree at ``root`` (both resolved paths).
+
+    ``texts`` holds files already read, ``headers`` headers already expanded; both are added to. Raises what
+    ``read_source`` raises.
+    """
+    if path not in texts:
+        texts[path] = read_source(path)
+    preprocessor = _Preprocessor(root, texts, headers)
+    for folder in _include_folders(root):
+        preprocessor.add_path(str(folder))
+    preprocessor.parse(texts[path], str(path))
+    output = io.StringIO()
+    preprocessor.write(output)
+    file = preprocessor.relative(str(path))
+    text, lines = _strip_line_marks(output.getvalue(), file, preprocessor.relative)
+    return PreprocessedText(
+        file,
+        text,
+        tuple(lines),
+        tuple(preprocessor.includes),
+        tuple(preprocessor.system_headers),
+        tuple(preprocessor.diagnostics),
+    )
+
+
+def _include_folders(root: pathlib.Path) -> list[pathlib.Path]:
+    """Return where quoted includes are looked for: the root and the folders that build files usually name."""
+    return [folder for folder in (root, root / "include", root / "src", root / "llmc") if folder.is_dir()]
+
+
+def _strip_line_marks(text: str, file: str, relative: Callable[[str], str]) -> tuple[str, list[SourceSpan]]:
+    kept: list[str] = []
+    places: list[SourceSpan] = []
+    line = 1
+    for row in text.split("\n"):
+        mark = _LINE_MARK.match(row)
+        if mark:
+            line = int(mark[1])
+            file = relative(mark[2]) if mark[2] else file
+            continue
+        kept.append(row)
+        places.append(SourceSpan(file, line))
+        line += 1
+    return "\n".join(kept), places

@@ -1,0 +1,268 @@
+"""Reading a source tree into a Library."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pathlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from llmc2py.diagnostics import Diagnostic, Severity, SourceSpan, UsageError
+from llmc2py.ir.conditions import precisions_of
+from llmc2py.frontend.creference import parse_references
+from llmc2py.frontend.declarations import FunctionHeader, read_header, read_template
+from llmc2py.frontend.hostcode import StatementReader, launch_sites
+from llmc2py.frontend.intents import IntentAnalysis
+from llmc2py.frontend.items import Declaration, declarations, kernel_words, read_item
+from llmc2py.frontend.preprocess import HeaderCache, PreprocessedText, preprocess
+from llmc2py.frontend.scope import ScopeReader
+from llmc2py.frontend.slicer import Slicer
+from llmc2py.frontend.syntax import Node, SyntaxTree, errors, parse, walk
+from llmc2py.ir.library import Item, Kernel, Launcher, Library, Parameter, Reference, Scope, SourceFile
+
+CUDA_SUFFIXES = frozenset({".cu", ".cuh"})
+_LARGEST_FILE = 8 << 20
+
+
+def find_sources(root: pathlib.Path) -> list[pathlib.Path]:
+    """Return the ``.cu`` and ``.cuh`` files under a folder, in the order of their names; links to folders are not followed.
+
+    Raises UsageError where the folder is missing, unreadable, or holds none.
+    """
+    if not root.exists():
+        raise UsageError(f"{root}: no such folder; give the root of a source tree with .cu or .cuh files")
+    if root.is_file():
+        raise UsageError(f"{root}: is a file; give the folder that it lies in (and choose with --only)")
+    found: list[pathlib.Path] = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [pathlib.Path(folder, name) for name in files if pathlib.Path(name).suffix in CUDA_SUFFIXES]
+    if not found:
+        raise UsageError(f"{root}: no .cu or .cuh file in it")
+    return sorted(found)
+
+
+def read_tree(root: pathlib.Path) -> Library:
+    """Read every CUDA source under a folder. Files that cannot be read become diagnostics, the others stay."""
+    root = root.resolve()
+    cache = ReadCache()
+    files: list[SourceFile] = []
+    diagnostics: list[Diagnostic] = []
+    for path in find_sources(root):
+        file, found = read_file(path, root, cache)
+        diagnostics += found
+        if file is not None:
+            files.append(file)
+    hashes = {
+        path.relative_to(root).as_posix(): hashlib.sha256(text.encode()).hexdigest()
+        for path, text in sorted(cache.texts.items())
+        if path.is_relative_to(root)
+    }
+    return Library(tuple(files), hashes, tuple(dict.fromkeys(diagnostics)))
+
+
+@dataclass
+class ReadCache:
+    """What the files of one tree share: texts, expanded headers and the items of headers."""
+
+    texts: dict[pathlib.Path, str] = field(default_factory=dict)
+    headers: HeaderCache = field(default_factory=dict)
+    items: dict[object, Item] = field(default_factory=dict)
+
+
+def read_file(
+    path: pathlib.Path, root: pathlib.Path, cache: ReadCache
+) -> tuple[SourceFile | None, list[Diagnostic]]:
+    """Read one file of a tree (paths resolved); None and an error where it is no text or cannot be opened."""
+    name = path.relative_to(root).as_posix()
+    try:
+        if path.stat().st_size > _LARGEST_FILE:
+            raise ValueError(f"is larger than {_LARGEST_FILE >> 20} MiB: not a hand-written source")
+        text = preprocess(path, root, cache.texts, cache.headers)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        return None, [Diagnostic(Severity.ERROR, SourceSpan(name, 1), f"cannot be read: {reason}")]
+    unit = UnitReader(text, cache.items)
+    references, found = parse_references(cache.texts[path], name)
+    converted = tuple(
+        Reference(item.name, item.span, item.double_params, item.double_source) for item in references
+    )
+    return unit.read(converted), [*text.diagnostics, *unit.diagnostics, *found]
+
+
+class UnitReader:
+    """Reads one translation unit: a file with what it includes. Only what the file itself defines is kept."""
+
+    def __init__(self, text: PreprocessedText, known: dict[object, Item]) -> None:
+        self.text = text
+        self.diagnostics: list[Diagnostic] = []
+        self.tree: SyntaxTree = parse(text)
+        self.declarations = declarations(self.tree)
+        self.scope = ScopeReader(self.tree, self.declarations)
+        self.items = [self._item(declaration, order, known) for order, declaration in enumerate(self.declarations)]
+        self.slicer = Slicer(self.items, text.system_headers)
+        self.functions = self._functions()
+        self.intents = IntentAnalysis(self.tree, {name: [node for node, _ in found] for name, found in self.functions.items()})
+        self.statements = StatementReader(self.tree)
+
+    def read(self, references: tuple[Reference, ...]) -> SourceFile:
+        """Return what the file defines; diagnostics are left in ``diagnostics``."""
+        self._report_errors()
+        kernels = {kernel.name: kernel for kernel in self._kernels()}
+        own = [kernel for kernel in kernels.values() if kernel.span.file == self.text.file]
+        self._report_lost_kernels()
+        hosts = self._host_functions()
+        launching = _launching(hosts, self.items, self.declarations)
+        launchers = [item for name in launching for item in hosts[name] if item.span.file == self.text.file]
+        scope = Scope(
+            self.scope.aliases,
+            self.scope.constants,
+            self.scope.class_constants,
+            {name: tuple(values) for name, values in self.scope.globals.items()},
+            {name: tuple(found) for name, found in hosts.items()},
+            kernels,
+        )
+        return SourceFile(self.text.file, tuple(own), tuple(launchers), scope, references, self.text.includes)
+
+    def _item(self, declaration: Declaration, order: int, known: dict[object, Item]) -> Item:
+        """Return the item of a declaration; a header's items are read once, however many units include it."""
+        text = self.tree.text(declaration.node)
+        key = (self.tree.span(declaration.node), text, declaration.conditions, declaration.scopes)
+        if key not in known:
+            known[key] = read_item(self.tree, declaration, order)
+        return replace(known[key], order=order)
+
+    def _functions(self) -> dict[str, list[tuple[Node, Declaration]]]:
+        found: dict[str, list[tuple[Node, Declaration]]] = {}
+        for declaration in self.declarations:
+            header = read_header(self.tree, declaration.function) if declaration.function is not None else None
+            if header is not None and declaration.function is not None:
+                found.setdefault(header.name, []).append((declaration.function, declaration))
+        return found
+
+    def _kernels(self) -> Iterable[Kernel]:
+        for item, declaration in zip(self.items, self.declarations, strict=True):
+            header = read_header(self.tree, declaration.function) if declaration.function is not None else None
+            if header is None or declaration.function is None or not _is_kernel(item):
+                continue
+            own = item.span.file == self.text.file
+            part, found = self.slicer.slice(item, header.name)
+            self.diagnostics += found if own else []
+            yield Kernel(
+                header.name,
+                self.tree.span(declaration.node),
+                self._kernel_parameters(declaration.function, header, with_intents=own),
+                read_template(self.tree, declaration.template) if declaration.template is not None else (),
+                declaration.conditions,
+                precisions_of(declaration.conditions) if part.uses_precision else ("float32",),
+                header.launch_bounds,
+                None if found else part,
+            )
+
+    def _kernel_parameters(self, node: Node, header: FunctionHeader, *, with_intents: bool) -> tuple[Parameter, ...]:
+        """Return the parameters, types resolved; intents are left out for kernels of included files."""
+        accesses = self.intents.analyse(node) if with_intents else {}
+        found = []
+        for parameter in header.parameters:
+            ctype = self.scope.resolve(parameter.type)
+            access = accesses.get(parameter.name)
+            if not ctype.is_pointer or access is None:
+                found.append(replace(parameter, type=ctype))
+                continue
+            found.append(
+                replace(
+                    parameter, type=ctype, intent=access.intent, alignment=access.width, nullable=access.nullable
+                )
+            )
+        return tuple(found)
+
+    def _host_functions(self) -> dict[str, list[Launcher]]:
+        """Return the host functions by name; bodies are read for those that launch and those that they may call."""
+        wanted = self._reached_from_launches()
+        found: dict[str, list[Launcher]] = {}
+        for name, versions in self.functions.items():
+            for node, declaration in versions:
+                item = self.items[self.declarations.index(declaration)]
+                header = read_header(self.tree, node)
+                if header is None or _is_kernel(item) or (item.is_device and "__host__" not in header.words and name not in wanted):
+                    continue
+                template = read_template(self.tree, declaration.template) if declaration.template is not None else ()
+                parameters = tuple(replace(one, type=self.scope.resolve(one.type)) for one in header.parameters)
+                body = self.statements.read_body(node.child_by_field_name("body")) if name in wanted else ()
+                found.setdefault(name, []).append(
+                    Launcher(
+                        name, self.tree.span(declaration.node), parameters, template, declaration.conditions, body,
+                        launch_sites(node), self.scope.resolve(header.returns),
+                    )
+                )  # fmt: skip
+        return found
+
+    def _reached_from_launches(self) -> set[str]:
+        calls = _calls(self.items, self.declarations)
+        wanted = {name for name, found in self.functions.items() if any(launch_sites(node) for node, _ in found)}
+        grown = True
+        while grown:
+            grown = False
+            for name, used in calls.items():
+                if name not in wanted and used & wanted:
+                    wanted.add(name)
+                    grown = True
+        for name in list(wanted):
+            _reach(name, calls, wanted)
+        return wanted
+
+    def _report_errors(self) -> None:
+        for node in errors(self.tree.root):
+            span = self.tree.span(node)
+            text = " ".join(self.tree.text(node).split())[:60]
+            message = f"{self.tree.text(node.parent)[:40] if node.parent else ''} lacks {node.type}" if node.is_missing else f"cannot be parsed: {text!r}"
+            if span.file == self.text.file:
+                self.diagnostics.append(Diagnostic(Severity.WARNING, span, f"{message}; the rest of the file is read"))
+
+    def _report_lost_kernels(self) -> None:
+        """A ``__global__`` in the text that is part of no item read is reported at its place."""
+        covered = sum(kernel_words(item.text) for item in self.items)
+        if kernel_words(self.text.text) <= covered:
+            return
+        spans = {declaration.node.start_byte: declaration.node.end_byte for declaration in self.declarations}
+        for node in walk(self.tree.root):
+            if self.tree.text(node) == "__global__" and not node.child_count:
+                inside = any(start <= node.start_byte < end for start, end in spans.items())
+                place = self.tree.span(node)
+                if not inside and place.file == self.text.file:
+                    self.diagnostics.append(
+                        Diagnostic(Severity.ERROR, place, "a kernel begins here that cannot be read; it is left out")
+                    )
+
+
+def _is_kernel(item: Item) -> bool:
+    return item.kind == "function" and "__global__" in item.text.split("{")[0]
+
+
+def _calls(items: list[Item], found: list[Declaration]) -> dict[str, set[str]]:
+    calls: dict[str, set[str]] = {}
+    for item, declaration in zip(items, found, strict=True):
+        if declaration.function is not None and not _is_kernel(item):
+            for name in item.defines:
+                calls.setdefault(name, set()).update(item.calls)
+    return calls
+
+
+def _reach(name: str, calls: dict[str, set[str]], wanted: set[str]) -> None:
+    for used in calls.get(name, ()):
+        if used in calls and used not in wanted:
+            wanted.add(used)
+            _reach(used, calls, wanted)
+
+
+def _launching(hosts: dict[str, list[Launcher]], items: list[Item], found: list[Declaration]) -> list[str]:
+    """Return the names of host functions that launch kernels, themselves or through others that do."""
+    calls = _calls(items, found)
+    launching = {name for name, versions in hosts.items() if any(item.launch_sites for item in versions)}
+    grown = True
+    while grown:
+        more = {name for name in hosts if name not in launching and calls.get(name, set()) & launching}
+        launching |= more
+        grown = bool(more)
+    return [name for name in hosts if name in launching]

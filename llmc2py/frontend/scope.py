@@ -1,0 +1,147 @@
+"""What the names of a translation unit mean to host code: types, constants, globals."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from llmc2py.ir.conditions import PRECISIONS, holds
+from llmc2py.frontend.declarations import declared, function_declarator, read_descriptor, read_template, read_type
+from llmc2py.frontend.hostexpressions import ExpressionReader
+from llmc2py.frontend.items import Declaration
+from llmc2py.frontend.syntax import Node, SyntaxTree, child, named, walk
+from llmc2py.ir.expressions import Expression, Number, TemplateArgument
+from llmc2py.ir.library import ClassConstant, TypeAlias
+from llmc2py.ir.types import CType, canonical_name
+
+#: What a type must be in each precision to be the one that the precision chooses.
+_FLOATX = {"float32": "float", "float16": "half", "bfloat16": "bfloat16"}
+
+
+class ScopeReader:
+    """Collects what file-scope declarations say."""
+
+    def __init__(self, tree: SyntaxTree, declarations: list[Declaration]) -> None:
+        self.tree = tree
+        self.declarations = declarations
+        self.expressions = ExpressionReader(tree)
+        self.aliases = self._read_aliases()
+        self.constants: dict[str, Expression] = {}
+        self.class_constants: dict[tuple[str, str], ClassConstant] = {}
+        self.globals: dict[str, list[Expression]] = {}
+        for declaration in declarations:
+            self._read(declaration)
+        self._read_assignments()
+
+    def resolve(self, ctype: CType) -> CType:
+        """Return a type with its alias replaced; ``floatX``-like names become ``floatX``."""
+        alias = self.aliases.get(ctype.base)
+        if alias is None or alias.arguments:
+            return CType(canonical_name(ctype.base), ctype.pointers, ctype.const)
+        inner = self.resolve(alias.type) if alias.type.base != ctype.base else alias.type
+        return CType(inner.base, inner.pointers + ctype.pointers, ctype.const or inner.const)
+
+    def _read_aliases(self) -> dict[str, TypeAlias]:
+        found: dict[str, list[tuple[tuple[str, ...], TypeAlias]]] = defaultdict(list)
+        for declaration in self.declarations:
+            for name, alias in self._aliases_of(declaration.node):
+                found[name].append((declaration.conditions, alias))
+        return {name: _choose_alias(versions) for name, versions in found.items()}
+
+    def _aliases_of(self, node: Node) -> Iterator[tuple[str, TypeAlias]]:
+        # typedef Packed128<float> f128;
+        if node.type == "type_definition":
+            spec = child(node, "type")
+            arguments = self._type_arguments(spec)
+            for item in node.children_by_field_name("declarator"):
+                if item.type != "function_declarator":
+                    name, ctype = declared(self.tree, item, read_type(self.tree, node))
+                    yield name, TypeAlias(ctype, arguments)
+        # using x128 = Packed128<floatX>;
+        elif node.type == "alias_declaration":
+            descriptor = child(node, "type")
+            ctype = read_descriptor(self.tree, descriptor)
+            yield self.tree.text(child(node, "name")), TypeAlias(ctype, self._type_arguments(descriptor))
+
+    def _type_arguments(self, node: Node) -> tuple[CType, ...]:
+        arguments: tuple[TemplateArgument, ...] = self.expressions.template_arguments(node)
+        return tuple(item.type for item in arguments if item.type is not None)
+
+    def _read(self, declaration: Declaration) -> None:
+        node = declaration.node
+        template = read_template(self.tree, node) if node.type == "template_declaration" else ()
+        while node.type == "template_declaration":
+            node = named(node)[-1]
+        if node.type == "declaration" and function_declarator(node) is None:
+            self._read_variable(node)
+        spec = node.child_by_field_name("type") if node.type == "declaration" else node
+        if spec is not None and spec.type in ("struct_specifier", "class_specifier"):
+            self._read_class(spec, tuple(item.name for item in template))
+        elif spec is not None and spec.type == "enum_specifier":
+            self._read_enumerators(spec)
+
+    def _read_variable(self, node: Node) -> None:
+        const = any(self.tree.text(item) in ("const", "constexpr") for item in node.children if item.type == "type_qualifier")
+        for item in node.children_by_field_name("declarator"):
+            value = item.child_by_field_name("value") if item.type == "init_declarator" else None
+            name, ctype = declared(self.tree, child(item, "declarator") if value else item, read_type(self.tree, node))
+            if const and value is not None and not ctype.is_pointer:
+                self.constants[name] = self.expressions.read(value)
+            elif const:
+                # constexpr std::bool_constant<true> True;
+                spec = node.child_by_field_name("type")
+                arguments = self.expressions.template_arguments(spec) if spec else ()
+                if arguments and arguments[-1].value is not None:
+                    self.constants[name] = arguments[-1].value
+            else:
+                self.globals[name] = [self.expressions.read(value)] if value else []
+
+    def _read_class(self, spec: Node, parameters: tuple[str, ...]) -> None:
+        """``static constexpr int size = 16 / sizeof(T);`` as a member."""
+        name, body = spec.child_by_field_name("name"), spec.child_by_field_name("body")
+        if name is None or body is None:
+            return
+        for field in named(body):
+            value = field.child_by_field_name("default_value") if field.type == "field_declaration" else None
+            if value is not None and "static" in self.tree.text(field).split():
+                member, _ = declared(self.tree, child(field, "declarator"), CType(""))
+                constant = ClassConstant(parameters, self.expressions.read(value))
+                self.class_constants[self.tree.text(name), member] = constant
+
+    def _read_enumerators(self, spec: Node) -> None:
+        following = 0
+        scope = spec.child_by_field_name("name")
+        scoped = any(item.type in ("class", "struct") for item in spec.children)
+        for item in walk(spec):
+            if item.type != "enumerator":
+                continue
+            value = item.child_by_field_name("value")
+            read = self.expressions.read(value) if value else Number(self.tree.span(item), following, CType("int"))
+            following = int(read.value) + 1 if isinstance(read, Number) else following + 1
+            prefix = f"{self.tree.text(scope)}::" if scoped and scope else ""
+            self.constants[prefix + self.tree.text(child(item, "name"))] = read
+
+    def _read_assignments(self) -> None:
+        """Add every value that some function gives to a global."""
+        if not self.globals:
+            return
+        for declaration in self.declarations:
+            if declaration.function is None:
+                continue
+            for item in walk(declaration.function):
+                if item.type == "assignment_expression" and child(item, "left").type == "identifier":
+                    name = self.tree.text(child(item, "left"))
+                    if name in self.globals:
+                        self.globals[name].append(self.expressions.read(child(item, "right")))
+
+
+def _choose_alias(versions: list[tuple[tuple[str, ...], TypeAlias]]) -> TypeAlias:
+    """Return what a name stands for; where the precision macros choose, ``floatX``."""
+    if len({alias for _, alias in versions}) == 1:
+        return versions[0][1]
+    chosen = {}
+    for precision in PRECISIONS:
+        for conditions, alias in versions:
+            if all(holds(condition, precision) is not False for condition in conditions):
+                chosen.setdefault(precision, str(alias.type))
+    return TypeAlias(CType("floatX"), ()) if chosen == _FLOATX else versions[-1][1]

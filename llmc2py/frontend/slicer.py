@@ -1,0 +1,117 @@
+"""Cutting out the smallest translation unit that compiles one kernel."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+
+from llmc2py.diagnostics import Diagnostic, Severity, SourceSpan
+from llmc2py.ir.library import Item, Slice
+
+#: System headers that device code may need, by the names that call for each.
+_HEADERS = {
+    "cuda_bf16.h": re.compile(r"\b(__nv_bfloat16\w*|nv_bfloat16\w*|__\w*bfloat16\w*|__\w*bf16\w*)\b"),
+    "cuda_fp16.h": re.compile(r"\b(half2?|__half2?|__half_raw|__\w*half2?\w*|__h(?:add|mul|fma|max|min|sub)2?)\b"),
+    "cuda_fp8.h": re.compile(r"\b__nv_fp8\w*\b"),
+    "cooperative_groups.h": re.compile(r"\b(cooperative_groups|cg)\b"),
+    "cooperative_groups/reduce.h": re.compile(r"\b(?:cooperative_groups|cg)::reduce\b|\bcg::(?:plus|greater|less)\b"),
+    "mma.h": re.compile(r"\bnvcuda\b|\bwmma::"),
+    "cub/cub.cuh": re.compile(r"\bcub::"),
+}
+#: What the open conditions on precision call for.
+_PRECISION_HEADERS = {"cuda_bf16.h": "ENABLE_BF16", "cuda_fp16.h": "ENABLE_FP16"}
+
+
+class Slicer:
+    """Slices the kernels of one translation unit, given all of its items."""
+
+    def __init__(self, items: Iterable[Item], system_headers: Iterable[str]) -> None:
+        self.items = list(items)
+        self.system_headers = set(system_headers)
+        self.by_name: dict[str, list[Item]] = defaultdict(list)
+        for item in self.items:
+            for name in item.defines:
+                self.by_name[name].append(item)
+
+    def slice(self, kernel: Item, name: str) -> tuple[Slice, list[Diagnostic]]:
+        """Return the slice of one kernel, and an error for every host function that it reaches."""
+        chosen: dict[int, Item] = {kernel.order: kernel}
+        diagnostics: list[Diagnostic] = []
+        pending = [kernel]
+        while pending:
+            item = pending.pop()
+            for used in sorted(item.uses):
+                for target in self.by_name.get(used, ()):
+                    if target.order in chosen:
+                        continue
+                    if self._usable(target, used):
+                        chosen[target.order] = target
+                        pending.append(target)
+                    elif used in item.calls and not self._has_device_version(used):
+                        diagnostics.append(_host_call(name, used, item, target))
+        self._add_using_directives(chosen)
+        items = tuple(self._merge_statements(chosen))
+        return Slice(name, items, _headers(items), _uses_precision(items)), _unique(diagnostics)
+
+    def _usable(self, target: Item, name: str) -> bool:
+        return target.is_device and not (target.kind == "function" and "__global__" in target.text.split("{")[0])
+
+    def _has_device_version(self, name: str) -> bool:
+        return any(item.is_device for item in self.by_name[name])
+
+    def _add_using_directives(self, chosen: dict[int, Item]) -> None:
+        """``using namespace x;`` names nothing, so nothing reaches it: it comes along with what is used of x."""
+        words = {word for item in chosen.values() for word in item.uses}
+        for item in self.items:
+            if item.kind == "using_declaration" and not item.defines and (item.uses & words or _brings(item, words)):
+                chosen[item.order] = item
+
+    @staticmethod
+    def _merge_statements(chosen: dict[int, Item]) -> list[Item]:
+        return [chosen[order] for order in sorted(chosen)]
+
+
+_GROUP_WORDS = frozenset({"this_thread_block", "tiled_partition", "thread_block", "thread_block_tile", "this_grid"})
+
+
+def _brings(directive: Item, words: set[str]) -> bool:
+    return "cooperative_groups" in directive.uses and bool(words & _GROUP_WORDS)
+
+
+def _host_call(kernel: str, used: str, item: Item, target: Item) -> Diagnostic:
+    message = (
+        f"kernel {kernel} calls host function {used} (defined at {target.span.origin}); "
+        "make it __device__ or leave the kernel out with --only"
+    )
+    return Diagnostic(Severity.ERROR, _place_of(used, item), message)
+
+
+def _place_of(name: str, item: Item) -> SourceSpan:
+    for line, place in zip(item.text.split("\n"), item.lines, strict=False):
+        found = re.search(rf"\b{re.escape(name)}\s*\(", line)
+        if found:
+            return SourceSpan(place.file, place.line, found.start() + 1)
+    return item.span
+
+
+def _headers(items: tuple[Item, ...]) -> tuple[str, ...]:
+    """Return the ``#include`` lines of a slice; what only an open precision condition needs is guarded by it."""
+    free = "\n".join(item.text for item in items if not any("ENABLE_" in condition for condition in item.conditions))
+    guarded = "\n".join(item.text for item in items)
+    lines = []
+    for header, pattern in _HEADERS.items():
+        if pattern.search(free):
+            lines.append(f"#include <{header}>")
+        elif pattern.search(guarded):
+            macro = _PRECISION_HEADERS.get(header)
+            lines += [f"#ifdef {macro}", f"#include <{header}>", "#endif"] if macro else [f"#include <{header}>"]
+    return tuple(lines)
+
+
+def _uses_precision(items: tuple[Item, ...]) -> bool:
+    return any("ENABLE_" in condition for item in items for condition in item.conditions)
+
+
+def _unique(diagnostics: list[Diagnostic]) -> list[Diagnostic]:
+    return list(dict.fromkeys(diagnostics))

@@ -1,0 +1,89 @@
+"""The syntax tree of a preprocessed file, and small things to ask of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import tree_sitter
+import tree_sitter_cuda
+
+from llmc2py.diagnostics import SourceSpan
+from llmc2py.frontend.preprocess import PreprocessedText
+
+Node = tree_sitter.Node
+
+_LANGUAGE = tree_sitter.Language(tree_sitter_cuda.language())
+_ALIGN = re.compile(r"__align__\s*\(([^()]*)\)")
+_SPLIT_OPEN = re.compile(r"<[ \t]*<[ \t]*<")
+_SPLIT_CLOSE = re.compile(r">[ \t]*>[ \t]*>(?=\s*\()")
+
+
+@dataclass(frozen=True)
+class SyntaxTree:
+    """A parsed file. ``source`` is the preprocessed text as bytes, which node offsets refer to."""
+
+    file: PreprocessedText
+    source: bytes
+    root: Node
+
+    def text(self, node: Node) -> str:
+        """Return the source text of a node."""
+        return self.source[node.start_byte : node.end_byte].decode()
+
+    def span(self, node: Node) -> SourceSpan:
+        """Return the original place at which a node begins."""
+        return self.file.span(node.start_point.row, node.start_point.column)
+
+
+def parse(file: PreprocessedText) -> SyntaxTree:
+    """Parse preprocessed CUDA C++; unreadable places become error nodes."""
+    source = file.text.encode()
+    root = tree_sitter.Parser(_LANGUAGE).parse(_respell(file.text).encode()).root_node
+    return SyntaxTree(file, source, root)
+
+
+def _respell(text: str) -> str:
+    """Put what the grammar does not know into words that it knows, every character staying at its place.
+
+    ``__align__(8)`` becomes ``alignas(8)``; ``k << <1, 2 >> > (a)``, as some formatters leave it, ``k<<<1, 2>>>(a)``.
+    """
+    text = _ALIGN.sub(lambda match: f"alignas({match[1]})".ljust(len(match[0])), text)
+    if _SPLIT_OPEN.search(text):
+        text = _SPLIT_OPEN.sub(lambda match: "<<<".rjust(len(match[0])), text)
+        text = _SPLIT_CLOSE.sub(lambda match: ">>>".rjust(len(match[0])), text)
+    return text
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """Yield a node and all below it, in source order, without recursion."""
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        yield current
+        stack.extend(reversed(current.children))
+
+
+def errors(node: Node) -> Iterator[Node]:
+    """Yield the outermost nodes that could not be parsed."""
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        if current.type == "ERROR" or current.is_missing:
+            yield current
+        elif current.has_error:
+            stack.extend(reversed(current.children))
+
+
+def child(node: Node, field: str) -> Node:
+    """Return the child in a field that the grammar demands."""
+    found = node.child_by_field_name(field)
+    if found is None:
+        raise ValueError(f"a {node.type} without {field}")
+    return found
+
+
+def named(node: Node) -> list[Node]:
+    """Return the named children, comments left out."""
+    return [item for item in node.named_children if item.type != "comment"]

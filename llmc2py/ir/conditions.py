@@ -1,0 +1,65 @@
+"""Preprocessor conditions that are left open, asked for one precision."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable
+
+MACRO_OF = {"float32": "ENABLE_FP32", "float16": "ENABLE_FP16", "bfloat16": "ENABLE_BF16"}
+PRECISIONS = tuple(MACRO_OF)
+
+_DEFINED = re.compile(r"defined\s*\(?\s*(ENABLE_(?:FP32|FP16|BF16))\s*\)?")
+_LOGIC = re.compile(r"(?:[01()!\s]|&&|\|\|)*")
+
+
+@functools.cache
+def holds(condition: str, precision: str) -> bool | None:
+    """Return whether a condition holds where the macro of ``precision`` is the one defined; None where it cannot tell.
+
+    Only ``defined(ENABLE_…)`` and logic can be told; architectures and compiler versions cannot.
+    """
+    text = _DEFINED.sub(lambda match: "1" if match[1] == MACRO_OF[precision] else "0", condition)
+    if not _LOGIC.fullmatch(text):
+        return None
+    tokens = re.findall(r"[01()!]|&&|\|\|", text)
+    value, rest = _either(tokens)
+    return None if rest else value
+
+
+def precisions_of(conditions: Iterable[str]) -> tuple[str, ...]:
+    """Return the precisions under which none of the conditions is known to be false."""
+    found = list(conditions)
+    return tuple(name for name in PRECISIONS if all(holds(condition, name) is not False for condition in found))
+
+
+# either := both ("||" both)*
+def _either(tokens: list[str]) -> tuple[bool, list[str]]:
+    value, tokens = _both(tokens)
+    while tokens and tokens[0] == "||":
+        other, tokens = _both(tokens[1:])
+        value = value or other
+    return value, tokens
+
+
+# both := single ("&&" single)*
+def _both(tokens: list[str]) -> tuple[bool, list[str]]:
+    value, tokens = _single(tokens)
+    while tokens and tokens[0] == "&&":
+        other, tokens = _single(tokens[1:])
+        value = value and other
+    return value, tokens
+
+
+# single := "!" single | "(" either ")" | "0" | "1"
+def _single(tokens: list[str]) -> tuple[bool, list[str]]:
+    if not tokens:
+        return False, ["incomplete"]
+    head, rest = tokens[0], tokens[1:]
+    if head == "!":
+        value, rest = _single(rest)
+        return not value, rest
+    if head == "(":
+        value, rest = _either(rest)
+        return value, rest[1:] if rest[:1] == [")"] else ["unbalanced"]
+    return head == "1", rest

@@ -1,0 +1,196 @@
+"""What a source tree holds: kernels, launchers, the items that slices are made of, and C references."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from llmc2py.diagnostics import Diagnostic, SourceSpan
+from llmc2py.ir.expressions import Expression
+from llmc2py.ir.statements import Body
+from llmc2py.ir.types import CType
+
+
+class Intent(enum.StrEnum):
+    """What a kernel does with the memory that a pointer parameter points to."""
+
+    IN = "in"
+    OUT = "out"
+    INOUT = "inout"
+    ACCUMULATE = "accumulate"
+    UNUSED = "unused"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a kernel or launcher."""
+
+    name: str
+    type: CType
+    span: SourceSpan
+    default: str | None = None
+    intent: Intent | None = None
+    alignment: int = 0
+    nullable: bool = False
+
+
+@dataclass(frozen=True)
+class TemplateParameter:
+    """``typename T`` (kind "type") or ``int N`` (kind: the type's name)."""
+
+    name: str
+    kind: str
+    default: str | None = None
+
+
+@dataclass(frozen=True)
+class Item:
+    """A declaration at file scope that a slice can hold: a function, type, constant, typedef or macro.
+
+    ``text`` is the preprocessed text with its ``#line`` marks left out; ``lines`` gives the original place of each of
+    its lines. ``conditions`` are the preprocessor conditions left open around it; ``scopes`` what encloses it
+    (``namespace x``, ``extern "C"``). ``calls`` are names called like functions, ``uses`` all names.
+    """
+
+    kind: str
+    defines: frozenset[str]
+    uses: frozenset[str]
+    calls: frozenset[str]
+    text: str
+    lines: tuple[SourceSpan, ...] = field(repr=False)
+    conditions: tuple[str, ...]
+    scopes: tuple[str, ...]
+    is_device: bool
+    order: int
+
+    @property
+    def span(self) -> SourceSpan:
+        return self.lines[0]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The smallest translation unit that compiles one kernel: items in source order and the system headers used."""
+
+    kernel: str
+    items: tuple[Item, ...]
+    headers: tuple[str, ...]
+    uses_precision: bool
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A ``__global__`` function."""
+
+    name: str
+    span: SourceSpan
+    parameters: tuple[Parameter, ...]
+    template: tuple[TemplateParameter, ...]
+    conditions: tuple[str, ...]
+    precisions: tuple[str, ...]
+    launch_bounds: tuple[str, ...]
+    slice: Slice | None
+
+    @property
+    def kind(self) -> str:
+        return "kernel"
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A host function; a launcher in the narrow sense where it, or one that it calls, launches kernels."""
+
+    name: str
+    span: SourceSpan
+    parameters: tuple[Parameter, ...]
+    template: tuple[TemplateParameter, ...]
+    conditions: tuple[str, ...]
+    body: Body = field(repr=False)
+    launch_sites: int
+    returns: CType
+
+    @property
+    def kind(self) -> str:
+        return "launcher"
+
+
+@dataclass(frozen=True)
+class ClassConstant:
+    """A ``static constexpr`` member: its value in terms of the class's template parameters."""
+
+    parameters: tuple[str, ...]
+    value: Expression
+
+
+@dataclass(frozen=True)
+class TypeAlias:
+    """What a ``typedef`` or ``using`` names: a type, with its template arguments as canonical types."""
+
+    type: CType
+    arguments: tuple[CType, ...]
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What the names of a translation unit mean to the host code in it.
+
+    ``globals`` are mutable variables at file scope with every value that is assigned to them anywhere in the unit;
+    ``class_constants`` is keyed by class and member.
+    """
+
+    aliases: dict[str, TypeAlias]
+    constants: dict[str, Expression]
+    class_constants: dict[tuple[str, str], ClassConstant]
+    globals: dict[str, tuple[Expression, ...]]
+    functions: dict[str, tuple[Launcher, ...]]
+    kernels: dict[str, Kernel]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A plain C function that computes an op, rewritten to double.
+
+    ``parameters`` are names with canonical C types, as ``double_source``, a translation unit of its own, declares them.
+    """
+
+    name: str
+    span: SourceSpan
+    parameters: tuple[tuple[str, str], ...]
+    double_source: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of the tree with what is defined in it."""
+
+    path: str
+    kernels: tuple[Kernel, ...]
+    launchers: tuple[Launcher, ...]
+    scope: Scope = field(compare=False, repr=False)
+    references: tuple[Reference, ...]
+    depends_on: tuple[str, ...]
+
+    def kernel(self, name: str) -> Kernel | None:
+        """Return the kernel of this name that the file defines, or None."""
+        return next((kernel for kernel in self.kernels if kernel.name == name), None)
+
+
+@dataclass(frozen=True)
+class Library:
+    """A source tree, read."""
+
+    files: tuple[SourceFile, ...]
+    hashes: dict[str, str]
+    diagnostics: tuple[Diagnostic, ...]
+
+    @property
+    def kernels(self) -> list[Kernel]:
+        return [kernel for file in self.files for kernel in file.kernels]
+
+    @property
+    def launchers(self) -> list[Launcher]:
+        return [launcher for file in self.files for launcher in file.launchers]
+
+    @property
+    def references(self) -> list[Reference]:
+        return [reference for file in self.files for reference in file.references]

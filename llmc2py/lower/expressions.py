@@ -1,0 +1,450 @@
+"""C expressions of host code as Python expressions.
+
+Every method stands under the C form that it lowers and returns the Python text with its C type, so that integer
+division, unsigned arithmetic and pointer offsets keep C's meaning.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from llmc2py.diagnostics import SourceError, SourceSpan
+from llmc2py.ir import expressions as ir
+from llmc2py.ir.library import Launcher, Scope
+from llmc2py.ir.types import BOOL, FLOATING_TYPES, INT, INTEGER_TYPES, SIZE_T, CType, canonical_name, promote
+
+DIM3 = CType("dim3")
+STATUS = CType("cudaError_t")
+#: What a template parameter or an expression of no known type counts as.
+UNKNOWN = CType("?")
+
+DEVICE_FIELDS = frozenset(
+    {
+        "name", "major", "minor", "multiProcessorCount", "maxThreadsPerMultiProcessor", "maxThreadsPerBlock", "warpSize",
+        "sharedMemPerBlock", "sharedMemPerBlockOptin", "sharedMemPerMultiprocessor", "regsPerBlock", "l2CacheSize",
+        "totalGlobalMem", "maxGridSize",
+    }
+)  # fmt: skip
+_SIZES = {
+    "bool": 1, "char": 1, "signed char": 1, "unsigned char": 1, "short": 2, "unsigned short": 2, "int": 4,
+    "unsigned int": 4, "float": 4, "half": 2, "bfloat16": 2, "double": 8, "long": 8, "unsigned long": 8, "long long": 8,
+    "unsigned long long": 8, "int2": 8, "int4": 16, "float2": 8, "float4": 16, "uint4": 16, "uint2": 8, "double2": 16,
+}  # fmt: skip
+_MATH = frozenset({"ceil", "floor", "sqrt", "log2", "log", "exp", "pow", "fabs", "log10"})
+_STATUS_NAMES = frozenset({"cudaSuccess", "CUBLAS_STATUS_SUCCESS"})
+
+# Python's precedence of what is emitted, loosest first.
+ATOM, UNARY, PRODUCT, SUM, SHIFT, AND, XOR, OR, COMPARE, NOT, LAND, LOR, TERNARY = range(13, 0, -1)
+_OPERATORS = {
+    "*": ("*", PRODUCT), "/": ("//", PRODUCT), "%": ("%", PRODUCT), "+": ("+", SUM), "-": ("-", SUM),
+    "<<": ("<<", SHIFT), ">>": (">>", SHIFT), "&": ("&", AND), "^": ("^", XOR), "|": ("|", OR),
+    "<": ("<", COMPARE), ">": (">", COMPARE), "<=": ("<=", COMPARE), ">=": (">=", COMPARE), "==": ("==", COMPARE),
+    "!=": ("!=", COMPARE), "&&": ("and", LAND), "||": ("or", LOR),
+}  # fmt: skip
+#: Operations on two natural numbers that are carried out at once, so that ``sizeof(int4) / sizeof(float)`` reads 4.
+_FOLDED = {"*": int.__mul__, "/": int.__floordiv__, "%": int.__mod__, "+": int.__add__}
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A Python expression: text, C type, how tightly it binds, and whether it is known not to be negative."""
+
+    text: str
+    type: CType
+    level: int = ATOM
+    is_natural: bool = False
+
+    def at(self, level: int) -> str:
+        """Return the text, in parentheses where an operator of this level needs them."""
+        return self.text if self.level >= level else f"({self.text})"
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A local name: how Python calls it, its type, and, for a constant, the expression that it stands for."""
+
+    name: str
+    type: CType
+    is_natural: bool = False
+
+
+@dataclass
+class Environment:
+    """The names that an expression may use, and what lowering has used so far."""
+
+    scope: Scope
+    variables: dict[str, Variable] = field(default_factory=dict)
+    uses: set[str] = field(default_factory=set)
+    asked: dict[str, str] = field(default_factory=dict)
+    template: frozenset[str] = frozenset()
+    functions: dict[str, Launcher] = field(default_factory=dict)
+
+
+def python_name(name: str) -> str:
+    """Return a C name as Python can use it."""
+    return f"{name}_" if keyword.iskeyword(name) or name in _RESERVED else name
+
+
+_RESERVED = frozenset({"plan", "self", "min", "max", "math", "ceil_div", "idiv", "imod", "wrap", "c_cast", "range", "True"})
+
+
+class ExpressionLowering:
+    """Lowers expressions in one environment."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+
+    def lower(self, expression: ir.Expression) -> Lowered:
+        """Return the Python form of an expression. Raises SourceError for what has none."""
+        method: Callable[[ir.Expression], Lowered] | None = getattr(self, f"_{type(expression).__name__.lower()}", None)
+        if method is None:
+            raise SourceError(expression.span, f"{type(expression).__name__} cannot be lowered here")
+        return method(expression)
+
+    def text(self, expression: ir.Expression) -> str:
+        """Return just the Python text."""
+        return self.lower(expression).text
+
+    # 42, 0.5f
+    def _number(self, node: ir.Number) -> Lowered:
+        if node.type == BOOL:
+            return Lowered("True" if node.value else "False", BOOL, is_natural=True)
+        return Lowered(repr(node.value), node.type, is_natural=node.value >= 0)
+
+    # nullptr
+    def _null(self, node: ir.Null) -> Lowered:
+        return Lowered("None", CType("void", 1))
+
+    def _string(self, node: ir.String) -> Lowered:
+        return Lowered(repr(node.value), CType("char", 1, True))
+
+    # n, x128::size, cuda_num_SMs
+    def _name(self, node: ir.Name) -> Lowered:
+        variable = self.environment.variables.get(node.name)
+        if variable is not None:
+            return Lowered(variable.name, variable.type, is_natural=variable.is_natural or variable.type.is_unsigned)
+        if node.name in _STATUS_NAMES:
+            return Lowered("True", STATUS)
+        if node.name in self.environment.scope.constants:
+            return self.lower(self.environment.scope.constants[node.name])
+        if "::" in node.name:
+            return self._qualified(node)
+        if node.name in self.environment.scope.globals:
+            return self._global(node)
+        if node.name in self.environment.template:
+            return Lowered(f'plan.template["{node.name}"]', INT)
+        return self._ask(node.span, node.name)
+
+    def _qualified(self, node: ir.Name) -> Lowered:
+        """``x128::size``: a static constant of a class, its template parameters replaced."""
+        owner, _, member = node.name.rpartition("::")
+        alias = self.environment.scope.aliases.get(owner)
+        base = alias.type.base if alias else owner.split("<")[0]
+        constant = self.environment.scope.class_constants.get((base, member))
+        if constant is None:
+            raise SourceError(node.span, f"{node.name} is no constant that is known")
+        arguments = alias.arguments if alias else tuple(
+            CType(canonical_name(name)) for name in re.findall(r"<(.*)>", owner)[:1]
+        )  # fmt: skip
+        replaced = dict(zip(constant.parameters, arguments, strict=False))
+        lowered = self.lower(_with_types(constant.value, replaced))
+        return Lowered(lowered.text, lowered.type, lowered.level, is_natural=True)
+
+    def _global(self, node: ir.Name) -> Lowered:
+        """A mutable global: the device property that it is set from, its only value, or asked for."""
+        values = self.environment.scope.globals[node.name]
+        for value in values:
+            if isinstance(value, ir.Member) and value.field in DEVICE_FIELDS:
+                return Lowered(f"plan.device.{value.field}", INT, is_natural=True)
+        if len(values) == 1 and isinstance(values[0], ir.Number):
+            return self._number(values[0])
+        return self._ask(node.span, node.name)
+
+    def _ask(self, span: SourceSpan, text: str) -> Lowered:
+        """A value that no plan can know becomes a parameter of the Python function."""
+        name = python_name(re.sub(r"\W+", "_", text).strip("_"))
+        if not name.isidentifier():
+            raise SourceError(span, f"{text} is not known here")
+        self.environment.asked[name] = text
+        return Lowered(name, INT)
+
+    # -x, !x, ~x, *p, &p[i]
+    def _unary(self, node: ir.Unary) -> Lowered:
+        operand = self.lower(node.operand) if node.operator != "&" else None
+        if operand is None:
+            return self._address(node)
+        if node.operator == "-":
+            result = f"-{operand.at(UNARY)}"
+            return self._wrapped(result, operand.type) if operand.type.is_unsigned else Lowered(result, operand.type, UNARY)
+        if node.operator == "!":
+            text = f"{operand.at(COMPARE)} is None" if operand.type.is_pointer else f"not {operand.at(NOT)}"
+            return Lowered(text, BOOL, COMPARE if operand.type.is_pointer else NOT)
+        if node.operator in "~+":
+            return Lowered(f"{node.operator}{operand.at(UNARY)}", operand.type, UNARY)
+        raise SourceError(node.span, f"operator {node.operator} reads device memory; a launcher's plan cannot")
+
+    def _address(self, node: ir.Unary) -> Lowered:
+        """``&p[i]`` is ``p + i``."""
+        if isinstance(node.operand, ir.Index):
+            return self._binary(ir.Binary(node.span, "+", node.operand.object, node.operand.index))
+        raise SourceError(node.span, "the address of a host variable is taken")
+
+    # a + b, (n + 255) / 256, p + n, p != nullptr, status == cudaSuccess
+    def _binary(self, node: ir.Binary) -> Lowered:
+        rounded = _ceil_div_operands(node)
+        if rounded is not None:
+            dividend, divisor = (self.lower(part) for part in rounded)
+            if dividend.type.is_integer or dividend.type == UNKNOWN:
+                self.environment.uses.add("ceil_div")
+                ctype = promote(dividend.type, divisor.type)
+                natural = dividend.is_natural and divisor.is_natural
+                return Lowered(f"ceil_div({dividend.text}, {divisor.text})", ctype, is_natural=natural)
+        left, right = self.lower(node.left), self.lower(node.right)
+        if STATUS in (left.type, right.type):
+            return self._status(node, left, right)
+        if node.operator in ("&&", "||"):
+            return self._logic(node, left, right)
+        if left.type.is_pointer or right.type.is_pointer:
+            return self._pointer(node, left, right)
+        return self._arithmetic(node, left, right)
+
+    def _status(self, node: ir.Binary, left: Lowered, right: Lowered) -> Lowered:
+        value = left if right.text == "True" else right
+        if node.operator == "==":
+            return value
+        return Lowered(f"not {value.at(NOT)}", BOOL, NOT)
+
+    def _pointer(self, node: ir.Binary, left: Lowered, right: Lowered) -> Lowered:
+        if node.operator in ("==", "!=") and "None" in (left.text, right.text):
+            value = left if right.text == "None" else right
+            return Lowered(f"{value.at(COMPARE)} is {'not ' if node.operator == '!=' else ''}None", BOOL, COMPARE)
+        if node.operator == "+" and right.type.is_pointer and not left.type.is_pointer:
+            left, right = right, left
+        if node.operator in "+-" and not right.type.is_pointer:
+            return Lowered(f"{left.at(SUM)} {node.operator} {right.at(PRODUCT)}", left.type, SUM)
+        raise SourceError(node.span, f"operator {node.operator} on pointers cannot be lowered")
+
+    def _logic(self, node: ir.Binary, left: Lowered, right: Lowered) -> Lowered:
+        if node.operator == "&&" and right.type == CType("char", 1, True):
+            return left  # assert(c && "what it means"): the text is always true
+        operator, level = _OPERATORS[node.operator]
+        left, right = _truth(left), _truth(right)
+        return Lowered(f"{left.at(level)} {operator} {right.at(level + 1)}", BOOL, level)
+
+    def _arithmetic(self, node: ir.Binary, left: Lowered, right: Lowered) -> Lowered:
+        if node.operator not in _OPERATORS:
+            raise SourceError(node.span, f"operator {node.operator} cannot be lowered")
+        operator, level = _OPERATORS[node.operator]
+        if left.text.isdigit() and right.text.isdigit() and node.operator in _FOLDED and int(right.text):
+            value = _FOLDED[node.operator](int(left.text), int(right.text))
+            return Lowered(str(value), promote(left.type, right.type), is_natural=True)
+        ctype = INT if UNKNOWN in (left.type, right.type) else promote(left.type, right.type)
+        natural = left.is_natural and right.is_natural
+        if level == COMPARE:
+            return self._comparison(node, operator, left, right)
+        if node.operator == "/" and ctype.is_floating:
+            operator = "/"
+        elif node.operator in "/%" and not natural:
+            function = "idiv" if node.operator == "/" else "imod"
+            self.environment.uses.add(function)
+            return Lowered(f"{function}({left.text}, {right.text})", ctype)
+        text = f"{left.at(level)} {operator} {right.at(level + 1)}"
+        if node.operator == "-" and ctype.is_unsigned and not (isinstance(node.right, ir.Number) and natural):
+            return self._wrapped(text, ctype)
+        return Lowered(text, ctype, level, is_natural=natural and node.operator != "-")
+
+    def _comparison(self, node: ir.Binary, operator: str, left: Lowered, right: Lowered) -> Lowered:
+        """``a % b == 0`` needs no C rules: the sign of a remainder does not matter where it is nought."""
+        if right.text == "0" and isinstance(node.left, ir.Binary) and node.left.operator == "%":
+            dividend, divisor = self.lower(node.left.left), self.lower(node.left.right)
+            text = f"{dividend.at(PRODUCT)} % {divisor.at(UNARY)}"
+            return Lowered(f"{text} {operator} 0", BOOL, COMPARE)
+        return Lowered(f"{left.at(SHIFT)} {operator} {right.at(SHIFT)}", BOOL, COMPARE)
+
+    def _wrapped(self, text: str, ctype: CType) -> Lowered:
+        self.environment.uses.add("wrap")
+        return Lowered(f'wrap({text}, "{ctype.base}")', ctype, is_natural=True)
+
+    # c ? a : b
+    def _conditional(self, node: ir.Conditional) -> Lowered:
+        condition, one, other = (self.lower(part) for part in (node.condition, node.consequence, node.alternative))
+        ctype = one.type if one.type.is_pointer or one.type == DIM3 else promote(one.type, other.type)
+        text = f"{one.at(LOR)} if {condition.at(LOR)} else {other.at(TERNARY)}"
+        return Lowered(text, ctype, TERNARY, is_natural=one.is_natural and other.is_natural)
+
+    # (float*)p, (int)x
+    def _cast(self, node: ir.Cast) -> Lowered:
+        operand = self.lower(node.operand)
+        ctype = self.resolve(node.type)
+        if ctype.is_pointer:
+            same = operand.type.is_pointer and operand.type.base == ctype.base
+            text = operand.text if same or operand.text == "None" else f'{operand.at(ATOM)}.cast("{ctype.base}*")'
+            return Lowered(text, ctype)
+        if ctype.is_integer and operand.type.is_integer and _holds(ctype, operand.type):
+            return Lowered(operand.text, ctype, operand.level, operand.is_natural)
+        if ctype.base in INTEGER_TYPES or ctype.base in FLOATING_TYPES:
+            self.environment.uses.add("c_cast")
+            return Lowered(f'c_cast({operand.text}, "{ctype.base}")', ctype)
+        raise SourceError(node.span, f"a cast to {ctype} cannot be lowered")
+
+    # sizeof(floatX)
+    def _sizeof(self, node: ir.SizeOf) -> Lowered:
+        variable = self.environment.variables.get(node.type.base)
+        ctype = self.resolve(variable.type if variable is not None else node.type)
+        if ctype.is_pointer:
+            return Lowered("8", SIZE_T, is_natural=True)
+        if ctype.base in _SIZES:
+            return Lowered(str(_SIZES[ctype.base]), SIZE_T, is_natural=True)
+        if ctype.base == "floatX" or ctype.base in self.environment.template:
+            return Lowered(f'plan.sizeof("{ctype.base}")', SIZE_T, is_natural=True)
+        raise SourceError(node.span, f"the size of {ctype} is not known")
+
+    # sizeof x, sizeof(blocks)
+    def _sizeofvalue(self, node: ir.SizeOfValue) -> Lowered:
+        if isinstance(node.operand, ir.Unary) and node.operand.operator == "*":
+            return self._sizeof(ir.SizeOf(node.span, self.lower(node.operand.operand).type.pointee))
+        return self._sizeof(ir.SizeOf(node.span, self.lower(node.operand).type))
+
+    # dim3(a, b), std::integral_constant<int, 3>{}
+    def _construct(self, node: ir.Construct) -> Lowered:
+        if node.type.base == "dim3":
+            parts = [self.text(argument) for argument in node.arguments] or ["1"]
+            return Lowered(f"({', '.join(parts)}{',' if len(parts) == 1 else ''})", DIM3)
+        if node.template and node.template[-1].value is not None and not node.arguments:
+            return self.lower(node.template[-1].value)
+        raise SourceError(node.span, f"a value of {node.type} cannot be lowered")
+
+    # deviceProp.multiProcessorCount, grid.x, size.value, p->n
+    def _member(self, node: ir.Member) -> Lowered:
+        if isinstance(node.object, ir.Name):
+            variable = self.environment.variables.get(node.object.name)
+            if variable is not None and variable.type == DIM3 and node.field in "xyz":
+                return Lowered(f"{variable.name}[{'xyz'.index(node.field)}]", CType("unsigned int"), is_natural=True)
+            if variable is not None and node.field == "value":
+                return Lowered(variable.name, variable.type)
+            if node.field in DEVICE_FIELDS:
+                return Lowered(f"plan.device.{node.field}", INT, is_natural=True)
+            return self._ask(node.span, f"{node.object.name}_{node.field}")
+        raise SourceError(node.span, f"member {node.field} of an expression cannot be lowered")
+
+    # p->bs(): asked for, not guessed
+    def _methodcall(self, node: ir.MethodCall) -> Lowered:
+        if isinstance(node.object, ir.Name) and not node.arguments:
+            return self._ask(node.span, f"{node.object.name}_{node.method}")
+        raise SourceError(node.span, f"the result of {node.method}() is not known here")
+
+    # block_sizes[i]
+    def _index(self, node: ir.Index) -> Lowered:
+        owner = self.lower(node.object)
+        if owner.type.is_pointer and not (isinstance(node.object, ir.Name) and owner.type.const):
+            raise SourceError(node.span, "an element of device memory is read; a launcher's plan cannot")
+        return Lowered(f"{owner.at(ATOM)}[{self.text(node.index)}]", owner.type.pointee if owner.type.is_pointer else INT)
+
+    # {1, 2, 3}
+    def _initializerlist(self, node: ir.InitializerList) -> Lowered:
+        return Lowered(f"[{', '.join(self.text(item) for item in node.items)}]", UNKNOWN)
+
+    # std::min(a, b), ceilf(x), ceil_div(a, b)
+    def _call(self, node: ir.Call) -> Lowered:
+        name = node.function.removeprefix("std::").removeprefix("::")
+        if name in ("min", "max") and len(node.arguments) == 2:
+            one, other = (self.lower(argument) for argument in node.arguments)
+            natural = one.is_natural and other.is_natural
+            return Lowered(f"{name}({one.text}, {other.text})", promote(one.type, other.type), is_natural=natural)
+        if name.removesuffix("f") in _MATH:
+            self.environment.uses.add("math")
+            arguments = ", ".join(self.text(argument) for argument in node.arguments)
+            return Lowered(f"math.{name.removesuffix('f')}({arguments})", CType("double"))
+        inlined = self._inline(node)
+        if inlined is not None:
+            return self.lower(inlined)
+        raise SourceError(node.span, f"a call of {node.function}() cannot be lowered")
+
+    def _inline(self, node: ir.Call) -> ir.Expression | None:
+        """``ceil_div(a, b)``: a host function of a single return is replaced by what it returns."""
+        for function in self.environment.functions.values():
+            if function.name != node.function or len(function.parameters) != len(node.arguments):
+                continue
+            returned = getattr(function.body[0], "value", None) if len(function.body) == 1 else None
+            if isinstance(returned, ir.Expression):
+                names = {one.name: value for one, value in zip(function.parameters, node.arguments, strict=True)}
+                return _with_names(returned, names)
+        return None
+
+    def _unreadable(self, node: ir.Unreadable) -> Lowered:
+        raise SourceError(node.span, f"{node.text!r}: {node.reason}")
+
+    def resolve(self, ctype: CType) -> CType:
+        """Return a type with its alias replaced."""
+        alias = self.environment.scope.aliases.get(ctype.base)
+        if alias is None or alias.arguments:
+            return CType(canonical_name(ctype.base), ctype.pointers, ctype.const)
+        return CType(alias.type.base, alias.type.pointers + ctype.pointers, ctype.const)
+
+
+def _truth(value: Lowered) -> Lowered:
+    """A pointer is true where it is not null."""
+    return Lowered(f"{value.at(COMPARE)} is not None", BOOL, COMPARE) if value.type.is_pointer else value
+
+
+def _holds(target: CType, source: CType) -> bool:
+    """Whether a conversion keeps every value that a launcher works with (sizes are checked where they are used)."""
+    return INTEGER_TYPES[target.base] >= INTEGER_TYPES[source.base] and not (
+        target.is_unsigned and not source.is_unsigned and target.base != "unsigned long"
+    )
+
+
+def _ceil_div_operands(node: ir.Binary) -> tuple[ir.Expression, ir.Expression] | None:
+    """``(a + b - 1) / b``, ``((a) + (b) - 1) / (b)``, ``(a + 255) / 256``, ``(a - 1) / b + 1`` is not one (a = 0)."""
+    if node.operator != "/" or not isinstance(node.left, ir.Binary):
+        return None
+    divisor, total = node.right, node.left
+    if total.operator == "-" and _is_number(total.right, 1) and isinstance(total.left, ir.Binary) and total.left.operator == "+":
+        for dividend, other in ((total.left.left, total.left.right), (total.left.right, total.left.left)):
+            if other == divisor:
+                return dividend, divisor
+    if total.operator == "+":
+        less_one = total.right
+        if isinstance(less_one, ir.Binary) and less_one.operator == "-" and _is_number(less_one.right, 1) and less_one.left == divisor:
+            return total.left, divisor
+        if isinstance(less_one, ir.Number) and isinstance(divisor, ir.Number) and less_one.value == divisor.value - 1:
+            return total.left, divisor
+    return None
+
+
+def _is_number(node: ir.Expression, value: int) -> bool:
+    return isinstance(node, ir.Number) and node.value == value
+
+
+def _with_types(node: ir.Expression, types: dict[str, CType]) -> ir.Expression:
+    """Return a class constant's value with template parameters replaced by types."""
+    return _rebuilt(node, lambda part: _typed(part, types))
+
+
+def _typed(node: ir.Expression, types: dict[str, CType]) -> ir.Expression | None:
+    if isinstance(node, ir.SizeOf) and node.type.base in types:
+        return ir.SizeOf(node.span, types[node.type.base])
+    return None
+
+
+def _with_names(node: ir.Expression, names: dict[str, ir.Expression]) -> ir.Expression:
+    """Return a function's result with its parameters replaced by arguments."""
+    return _rebuilt(node, lambda part: names.get(part.name) if isinstance(part, ir.Name) else None)
+
+
+def _rebuilt(node: ir.Expression, change: Callable[[ir.Expression], ir.Expression | None]) -> ir.Expression:
+    changed = change(node)
+    if changed is not None:
+        return changed
+    parts: dict[str, object] = {}
+    for key, value in vars(node).items():
+        if isinstance(value, ir.Expression):
+            parts[key] = _rebuilt(value, change)
+        elif isinstance(value, tuple) and any(isinstance(item, ir.Expression) for item in value):
+            parts[key] = tuple(_rebuilt(item, change) for item in value)
+        else:
+            parts[key] = value
+    return type(node)(**parts)  # type: ignore[arg-type]

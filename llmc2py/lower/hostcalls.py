@@ -1,0 +1,193 @@
+"""Calls of the CUDA runtime in host code, as methods of a plan."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from llmc2py.diagnostics import SourceError
+from llmc2py.ir import expressions as ex
+from llmc2py.ir.types import CType
+from llmc2py.lower.expressions import STATUS, Environment, ExpressionLowering, Lowered, Variable
+
+#: Calls that a plan has no use for: the stream orders it, and errors are raised by the operation itself.
+_IGNORED = re.compile(
+    r"^(cuda(GetLastError|PeekAtLastError|DeviceSynchronize|StreamSynchronize|Free|FreeAsync|EventRecord|EventCreate|"
+    r"EventSynchronize|EventDestroy|SetDevice|GetDevice|GetDeviceProperties)|nvtxRange(Push|Pop)\w*|free|fflush|fclose|"
+    r"(std::)?f?printf|(std::)?puts|srand)$"
+)
+_ENDING = frozenset({"exit", "abort", "std::exit", "std::abort", "_exit"})
+_STATUS_TYPES = frozenset({"cudaError_t", "cudaError", "cublasStatus_t"})
+_DEVICE_COPIES = frozenset({"cudaMemcpyDeviceToDevice", "cudaMemcpyDefault"})
+_SHARED_ATTRIBUTE = "cudaFuncAttributeMaxDynamicSharedMemorySize"
+
+
+class HostCallLowering(ExpressionLowering):
+    """Expression lowering that knows the CUDA runtime. ``kernel`` turns a kernel's C name into its Python name."""
+
+    def __init__(self, environment: Environment, kernel: Callable[[ex.Expression, str], str]) -> None:
+        super().__init__(environment)
+        self.kernel = kernel
+
+    def effect(self, node: ex.Expression) -> list[str] | None:
+        """Return the lines of a call for its effect; None for one that is not of the CUDA runtime or C library."""
+        if isinstance(node, ex.Cast) and node.type == CType("void"):
+            return self.effect(node.operand)
+        if not isinstance(node, ex.Call):
+            return None
+        if self.is_check(node):
+            return self.effect(node.arguments[0]) or []
+        if _IGNORED.match(node.function):
+            return []
+        if node.function in _ENDING:
+            return [f'plan.require(False, "{node.function}() is not reached")']
+        method: Callable[[ex.Call], list[str]] | None = getattr(self, f"_do_{node.function.lower()}", None)
+        return method(node) if method else None
+
+    def is_check(self, node: ex.Call) -> bool:
+        """Whether a call only looks at a status: a function of the source whose first parameter is one."""
+        versions = self.environment.scope.functions.get(node.function, ())
+        return bool(node.arguments) and any(
+            one.parameters and one.parameters[0].type.base in _STATUS_TYPES and one.returns == CType("void") for one in versions
+        )
+
+    def _call(self, node: ex.Call) -> Lowered:
+        # auto status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)
+        if node.function == "cudaFuncSetAttribute":
+            return Lowered(self._do_cudafuncsetattribute(node)[0], STATUS)
+        # cudaError_t error = cudaGetLastError()
+        if _IGNORED.match(node.function) and node.function.startswith("cuda"):
+            return Lowered("True", STATUS)
+        return super()._call(node)
+
+    # assert(n % block_size == 0)
+    def _do_assert(self, node: ex.Call) -> list[str]:
+        condition = node.arguments[0]
+        lowered = self.lower(condition)
+        names = dict.fromkeys(
+            variable.name
+            for part in ex.walk(condition)
+            if isinstance(part, ex.Name) and (variable := self.environment.variables.get(part.name))
+        )
+        values = "".join(f", {name}={name}" for name in names)
+        return [f'plan.require({lowered.text}, "{spelled(condition)}"{values})']
+
+    # cudaMemsetAsync(p, 0, bytes, stream)
+    def _do_cudamemset(self, node: ex.Call) -> list[str]:
+        pointer, value, nbytes = (self.text(argument) for argument in node.arguments[:3])
+        return [f"plan.memset({pointer}, {value}, {nbytes})"]
+
+    _do_cudamemsetasync = _do_cudamemset
+
+    # cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream)
+    def _do_cudamemcpy(self, node: ex.Call) -> list[str]:
+        kind = node.arguments[3] if len(node.arguments) > 3 else None
+        if not (isinstance(kind, ex.Name) and kind.name in _DEVICE_COPIES):
+            raise SourceError(node.span, "copies between host and device cannot be part of a plan")
+        target, source, nbytes = (self.text(argument) for argument in node.arguments[:3])
+        return [f"plan.memcpy({target}, {source}, {nbytes})"]
+
+    _do_cudamemcpyasync = _do_cudamemcpy
+
+    # cudaMalloc(&p, n * sizeof(float)), cudaMalloc((void**)&p, bytes)
+    def _do_cudamalloc(self, node: ex.Call) -> list[str]:
+        name, variable = self._written(node, node.arguments[0])
+        pointee = variable.type.pointee.base
+        size = node.arguments[1]
+        if (
+            isinstance(size, ex.Binary)
+            and size.operator == "*"
+            and isinstance(size.right, ex.SizeOf)
+            and self.resolve(size.right.type).base == pointee
+        ):
+            return [f'{name} = plan.scratch("{pointee}", {self.text(size.left)})']
+        return [f'{name} = plan.scratch("char", {self.text(size)}).cast("{pointee}*")']
+
+    _do_cudamallocasync = _do_cudamalloc
+
+    # cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)
+    def _do_cudafuncsetattribute(self, node: ex.Call) -> list[str]:
+        kernel, attribute, value = node.arguments
+        if not (isinstance(attribute, ex.Name) and attribute.name == _SHARED_ATTRIBUTE):
+            raise SourceError(node.span, "only the attribute for dynamic shared memory has a meaning in a plan")
+        name, template = self.kernel_value(kernel)
+        return [f"plan.set_max_dynamic_shared({name}, {self.text(value)}{template})"]
+
+    # cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, block_size, bytes)
+    def _do_cudaoccupancymaxactiveblockspermultiprocessor(self, node: ex.Call) -> list[str]:
+        target, _ = self._written(node, node.arguments[0])
+        name, template = self.kernel_value(node.arguments[1])
+        block, shared = self.text(node.arguments[2]), self.text(node.arguments[3])
+        return [f"{target} = plan.max_active_blocks({name}, {block}, {shared}{template})"]
+
+    def kernel_value(self, node: ex.Expression) -> tuple[str, str]:
+        """Return the Python name of a kernel that is passed as a value, and the ``template=`` argument for it."""
+        while isinstance(node, ex.Cast) or (isinstance(node, ex.Unary) and node.operator == "&"):
+            node = node.operand
+        if isinstance(node, ex.TemplateName):
+            return self.kernel(node, node.name), self.template(node.template)
+        if isinstance(node, ex.Name):
+            return self.kernel(node, node.name), ""
+        raise SourceError(node.span, "is no kernel by name")
+
+    def template(self, arguments: tuple[ex.TemplateArgument, ...]) -> str:
+        """Return ``, template=(…)`` for explicit template arguments ("" for none)."""
+        if not arguments:
+            return ""
+        parts = [self._template_argument(argument) for argument in arguments]
+        return f", template=({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+
+    def _template_argument(self, argument: ex.TemplateArgument) -> str:
+        if argument.value is not None and not self._names_type(argument):
+            return self.text(argument.value)
+        return f'"{self.resolve(argument.type)}"' if argument.type is not None else repr(argument.text)
+
+    def _names_type(self, argument: ex.TemplateArgument) -> bool:
+        """Whether ``k<N>`` passes a type: a name of no variable and no constant."""
+        if not isinstance(argument.value, ex.Name) or argument.type is None:
+            return False
+        name = argument.value.name
+        scope = self.environment.scope
+        return name not in self.environment.variables and name not in scope.constants and "::" not in name
+
+    def _written(self, node: ex.Call, argument: ex.Expression) -> tuple[str, Variable]:
+        """Return the host variable whose address is passed: ``&p``, ``(void**)&p``."""
+        while isinstance(argument, ex.Cast):
+            argument = argument.operand
+        if isinstance(argument, ex.Unary) and argument.operator == "&" and isinstance(argument.operand, ex.Name):
+            variable = self.environment.variables.get(argument.operand.name)
+            if variable is not None:
+                return variable.name, variable
+        raise SourceError(node.span, f"{node.function} does not write to a local variable")
+
+
+def spelled(node: ex.Expression) -> str:
+    """Return a condition in C's words, for the message of a failed assert."""
+    if isinstance(node, ex.Binary):
+        if isinstance(node.right, ex.String):
+            return f"{spelled(node.left)} ({node.right.value})".replace('"', "'")
+        return f"{_part(node.left, node.operator)} {node.operator} {_part(node.right, node.operator)}"
+    if isinstance(node, ex.Unary):
+        return f"{node.operator}{_part(node.operand)}"
+    if isinstance(node, ex.Construct):
+        return f"{node.type}({', '.join(spelled(argument) for argument in node.arguments)})"
+    if isinstance(node, ex.Call):
+        return f"{node.function}({', '.join(spelled(argument) for argument in node.arguments)})"
+    if isinstance(node, ex.Member):
+        return f"{spelled(node.object)}.{node.field}"
+    if isinstance(node, ex.SizeOf):
+        return f"sizeof({node.type})"
+    if isinstance(node, ex.Number):
+        return str(node.value)
+    return getattr(node, "name", type(node).__name__.lower())
+
+
+_COMPARISONS = frozenset({"==", "!=", "<", ">", "<=", ">="})
+
+
+def _part(node: ex.Expression, parent: str = "") -> str:
+    """Return an operand, in parentheses unless it is arithmetic that is compared."""
+    text = spelled(node)
+    if not isinstance(node, ex.Binary) or isinstance(node.right, ex.String):
+        return text
+    return text if parent in _COMPARISONS and node.operator in "*/%+-" else f"({text})"

@@ -1,0 +1,422 @@
+"""Host launchers as Python functions that record launch plans.
+
+Every method stands under the C form that it lowers. What has no meaning in a plan (error checks, profiler ranges,
+synchronisation) is left out; what cannot be lowered ends the launcher, with the reason and the place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from llmc2py.diagnostics import SourceError, SourceSpan
+from llmc2py.ir import expressions as ex
+from llmc2py.ir import statements as ir
+from llmc2py.ir.conditions import PRECISIONS, holds
+from llmc2py.ir.library import Kernel, Launcher, Parameter, Scope
+from llmc2py.ir.plans import LaunchPlan, NotLowered
+from llmc2py.ir.types import INT, CType
+from llmc2py.lower.expressions import DIM3, STATUS, UNKNOWN, Environment, Lowered, Variable, python_name
+from llmc2py.lower.hostcalls import HostCallLowering, spelled
+
+_STREAMS = frozenset({"cudaStream_t", "CUstream"})
+_ZERO = ex.Number(SourceSpan("", 0), 0, INT)
+_ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def lower_launcher(launcher: Launcher, scope: Scope, symbols: Mapping[str, str]) -> LaunchPlan | NotLowered:
+    """Lower one launcher; where a statement is beyond lowering, say which and why.
+
+    ``symbols`` gives the Python name of each kernel that the launcher's file can launch.
+    """
+    try:
+        return _LauncherLowering(launcher, scope, symbols).lower()
+    except SourceError as error:
+        return NotLowered(launcher, error.diagnostic.span, error.diagnostic.message)
+
+
+class _LauncherLowering:
+    def __init__(self, launcher: Launcher, scope: Scope, symbols: Mapping[str, str]) -> None:
+        self.launcher = launcher
+        self.scope = scope
+        self.symbols = symbols
+        template = frozenset(parameter.name for parameter in launcher.template)
+        functions = {name: versions[0] for name, versions in scope.functions.items() if len(versions) == 1}
+        self.environment = Environment(scope, template=template, functions=functions)
+        self.expressions = HostCallLowering(self.environment, self._kernel_symbol)
+        self.lines: list[str] = []
+        self.depth = 0
+        self.kernels: dict[str, None] = {}
+        self.calls: dict[str, None] = {}
+        self.launches: list[str] = []
+        self.local_functions: dict[str, str] = {}
+        self.known: dict[str, str] = {}
+        self.multiples: dict[str, str] = {}
+
+    def lower(self) -> LaunchPlan:
+        if self.launcher.name == "main":
+            raise SourceError(self.launcher.span, "is a program, not a launcher")
+        parameters = [one for one in self.launcher.parameters if one.type.base not in _STREAMS]
+        for one in self.launcher.parameters:
+            self._bind(one.name, one.type)
+        self._check_parameters(parameters)
+        self._body(self.launcher.body)
+        return LaunchPlan(
+            launcher=self.launcher,
+            parameters=tuple(parameters),
+            body=tuple(self.lines) or ("pass",),
+            asked=tuple(self.environment.asked),
+            uses=frozenset(self.environment.uses),
+            kernels=tuple(self.kernels),
+            calls=tuple(self.calls),
+            launches=tuple(self.launches),
+            quanta=self._quanta(),
+        )
+
+    def _check_parameters(self, parameters: list[Parameter]) -> None:
+        for one in parameters:
+            plain = one.type.is_integer or one.type.is_floating or one.type.base in self.environment.template
+            if one.type.pointers > 1 or not (one.type.is_pointer or plain):
+                raise SourceError(one.span, f"parameter {one.name} of type {one.type} cannot be given from Python")
+
+    def _kernel_symbol(self, node: ex.Expression, name: str) -> str:
+        if name not in self.symbols:
+            raise SourceError(node.span, f"kernel {name} is not in the source that was read")
+        self.kernels[name] = None
+        return self.symbols[name]
+
+    # --- emitting
+
+    def _bind(self, name: str, ctype: CType, *, is_natural: bool = False) -> str:
+        """Declare a local name. One that shadows another gets a number, since Python has no block scope."""
+        python = python_name(name)
+        taken = {variable.name for variable in self.environment.variables.values()}
+        if self.depth and python in taken:
+            python = next(f"{python}_{n}" for n in range(2, 100) if f"{python}_{n}" not in taken)
+        self.environment.variables[name] = Variable(python, self.expressions.resolve(ctype), is_natural)
+        return python
+
+    def _emit(self, line: str) -> None:
+        self.lines.append("    " * self.depth + line)
+
+    def _body(self, body: ir.Body) -> None:
+        for statement in body:
+            method: Callable[[ir.Statement], None] = getattr(self, f"_on_{type(statement).__name__.lower()}")
+            method(statement)
+
+    def _block(self, head: str, body: ir.Body) -> None:
+        self._emit(head)
+        before = dict(self.environment.variables)
+        self.depth += 1
+        count = len(self.lines)
+        self._body(body)
+        if len(self.lines) == count:
+            self._emit("pass")
+        self.depth -= 1
+        self.environment.variables = before
+
+    # --- statements
+
+    # const int block_size = 512;   dim3 grid(x, y);   float* scratch;   NvtxRange range("x");
+    def _on_declare(self, statement: ir.Declare) -> None:
+        ctype, value = statement.type, statement.value
+        if value is None or (isinstance(value, ex.Construct) and not self._is_value(ctype, value)):
+            self._bind(statement.name, ctype)
+            return
+        lowered = self._initial(statement, ctype, value)
+        declared = lowered.type if ctype.base == "auto" or lowered.type in (DIM3, STATUS, UNKNOWN) else ctype
+        name = self._bind(statement.name, declared, is_natural=lowered.is_natural)
+        if ctype.const and self._is_closed(lowered.text):
+            self.known[name] = lowered.text
+        self._emit(f"{name} = {lowered.text}")
+
+    def _is_value(self, ctype: CType, value: ex.Construct) -> bool:
+        """Whether a declared object means something to a plan; objects of other classes (timers, ranges) do not."""
+        return ctype.base in ("dim3", "auto") or value.type.base == "dim3"
+
+    def _initial(self, statement: ir.Declare, ctype: CType, value: ex.Expression) -> Lowered:
+        if ctype.base == "dim3":
+            lowered = self.expressions.lower(value)
+            parts = (value,) if lowered.type != DIM3 else ()
+            return self.expressions.lower(ex.Construct(statement.span, DIM3, (), parts)) if parts else lowered
+        return self.expressions.lower(value)
+
+    # n = a;   n += a;   n++;
+    def _on_assign(self, statement: ir.Assign) -> None:
+        if not isinstance(statement.target, ex.Name) or statement.target.name not in self.environment.variables:
+            raise SourceError(statement.span, "an assignment to anything but a local variable cannot be lowered")
+        name = statement.target.name
+        value = statement.value
+        if statement.operator:
+            value = ex.Binary(statement.span, statement.operator, statement.target, value)
+        variable = self.environment.variables[name]
+        lowered = self.expressions.lower(value)
+        natural = variable.is_natural and lowered.is_natural
+        self.environment.variables[name] = Variable(variable.name, variable.type, natural)
+        self.known.pop(variable.name, None)
+        self._emit(f"{variable.name} = {lowered.text}")
+
+    # kernel<T><<<grid, block, shared, stream>>>(a, b);
+    def _on_launch(self, statement: ir.Launch) -> None:
+        kernel = self.scope.kernels.get(statement.kernel)
+        symbol = self._kernel_symbol(ex.Name(statement.span, statement.kernel), statement.kernel)
+        if kernel is not None:
+            _check_arguments(statement, kernel)
+        shared = self.expressions.text(statement.shared) if statement.shared is not None else "0"
+        parts = [symbol, self.expressions.text(statement.grid), self.expressions.text(statement.block), shared]
+        parts += [self.expressions.text(argument) for argument in statement.arguments]
+        template = self.expressions.template(statement.template)
+        self.launches.append(_configuration(statement))
+        self._emit(f"plan.launch({', '.join(parts)}{template})")
+
+    # other_launcher(a, b);   cudaCheck(cudaMemset(…));   assert(…);
+    def _on_evaluate(self, statement: ir.Evaluate) -> None:
+        node = statement.expression
+        if isinstance(node, ex.Call) and node.function == "assert":
+            self._note_multiple(node.arguments[0])
+        lines = self.expressions.effect(node)
+        if lines is None:
+            lines = self._call(statement, node)
+        for line in lines:
+            self._emit(line)
+
+    def _call(self, statement: ir.Statement, node: ex.Expression) -> list[str]:
+        if not isinstance(node, ex.Call):
+            raise SourceError(statement.span, "an expression with no effect that a plan could have")
+        arguments = [argument for argument in node.arguments if not self._is_stream(argument)]
+        if node.function in self.local_functions:
+            return [f"{self.local_functions[node.function]}({', '.join(self.expressions.text(one) for one in arguments)})"]
+        versions = self.scope.functions.get(node.function, ())
+        if any(_launches(version, self.scope) for version in versions):
+            self.calls[node.function] = None
+            parts = [python_name(node.function), *(self.expressions.text(one) for one in arguments)]
+            return [f"plan.call({', '.join(parts)}{self.expressions.template(node.template)})"]
+        if versions and not any(one.type.pointers for version in versions for one in version.parameters):
+            return []  # nothing that it does can reach a launch
+        raise SourceError(node.span, f"a call of {node.function}() cannot be lowered")
+
+    def _is_stream(self, argument: ex.Expression) -> bool:
+        variable = self.environment.variables.get(argument.name) if isinstance(argument, ex.Name) else None
+        return variable is not None and variable.type.base in _STREAMS
+
+    # auto launch = [&](auto size) { … };
+    def _on_localfunction(self, statement: ir.LocalFunction) -> None:
+        name = python_name(statement.name)
+        self.local_functions[statement.name] = name
+        before = dict(self.environment.variables)
+        for parameter in statement.parameters:
+            self.environment.variables[parameter] = Variable(python_name(parameter), INT)
+        parameters = ", ".join(f"{python_name(parameter)}: int" for parameter in statement.parameters)
+        self._block(f"def {name}({parameters}) -> None:", statement.body)
+        self.environment.variables = before
+
+    # if (c) { … } else { … }
+    def _on_if(self, statement: ir.If) -> None:
+        self._block(f"if {self.expressions.text(statement.condition)}:", statement.consequence)
+        alternative = statement.alternative
+        while len(alternative) == 1 and isinstance(alternative[0], ir.If):
+            self._block(f"elif {self.expressions.text(alternative[0].condition)}:", alternative[0].consequence)
+            alternative = alternative[0].alternative
+        if alternative:
+            self._block("else:", alternative)
+
+    # for (int i = a; i < b; i += c) { … }
+    def _on_for(self, statement: ir.For) -> None:
+        simple = self._range(statement)
+        if simple is not None:
+            self._block(*simple)
+            return
+        before = dict(self.environment.variables)
+        self._body(statement.init)
+        if any(isinstance(one, ir.Continue) for one in ir.walk(statement.body)):
+            raise SourceError(statement.span, "continue in a loop that is no plain count cannot be lowered")
+        condition = self.expressions.text(statement.condition) if statement.condition is not None else "True"
+        self._block(f"while {condition}:", (*statement.body, *statement.update))
+        self.environment.variables = before
+
+    def _range(self, statement: ir.For) -> tuple[str, ir.Body] | None:
+        """A loop that counts up to a bound is a ``range``, provided that its body leaves the counter alone."""
+        init, condition, update = statement.init, statement.condition, statement.update
+        if not (len(init) == 1 and isinstance(init[0], ir.Declare) and init[0].value is not None and len(update) == 1):
+            return None
+        step = update[0]
+        counter = ex.Name(statement.span, init[0].name)
+        if not (isinstance(condition, ex.Binary) and condition.operator == "<" and condition.left == counter):
+            return None
+        if not (isinstance(step, ir.Assign) and step.target == counter and step.operator == "+"):
+            return None
+        if any(isinstance(one, ir.Assign) and one.target == counter for one in ir.walk(statement.body)):
+            return None
+        start, stop = self.expressions.lower(init[0].value), self.expressions.text(condition.right)
+        by = self.expressions.text(step.value)
+        name = python_name(init[0].name)
+        self.environment.variables[init[0].name] = Variable(name, init[0].type, start.is_natural)
+        bounds = [start.text, stop] if start.text != "0" or by != "1" else [stop]
+        return f"for {name} in range({', '.join([*bounds, *([by] if by != '1' else [])])}):", statement.body
+
+    # while (c) { … }
+    def _on_while(self, statement: ir.While) -> None:
+        self._block(f"while {self.expressions.text(statement.condition)}:", statement.body)
+
+    # switch (n) { case 1: … break; default: exit(1); }
+    def _on_switch(self, statement: ir.Switch) -> None:
+        subject = self.expressions.lower(statement.subject).text
+        keyword, default = "if", None
+        for case in statement.cases:
+            if case.is_default:
+                default = case
+                continue
+            if not _ends(case.body) and case is not statement.cases[-1]:
+                raise SourceError(statement.span, "a case that falls through into the next one cannot be lowered")
+            values = [self.expressions.text(value) for value in case.values]
+            test = f"{subject} == {values[0]}" if len(values) == 1 else f"{subject} in ({', '.join(values)})"
+            self._block(f"{keyword} {test}:", _without_break(case.body))
+            keyword = "elif"
+        self._default(statement, subject, default, has_cases=keyword == "elif")
+
+    def _default(self, statement: ir.Switch, subject: str, default: ir.Case | None, *, has_cases: bool) -> None:
+        refuses = default is not None and any(_is_exit(one) for one in default.body)
+        known = [self.expressions.text(value) for case in statement.cases for value in case.values]
+        if refuses and has_cases:
+            self._emit("else:")
+            self.depth += 1
+            name = f", {subject}={subject}" if subject.isidentifier() else ""
+            self._emit(f'plan.require(False, "{subject} is one of {", ".join(known)}"{name})')
+            self.depth -= 1
+        elif default is not None:
+            self._block("else:" if has_cases else "if True:", _without_break(default.body))
+
+    def _on_return(self, statement: ir.Return) -> None:
+        self._emit("return")
+
+    def _on_break(self, statement: ir.Break) -> None:
+        self._emit("break")
+
+    def _on_continue(self, statement: ir.Continue) -> None:
+        self._emit("continue")
+
+    # #if defined(ENABLE_BF16) … #endif
+    def _on_precisionbranch(self, statement: ir.PrecisionBranch) -> None:
+        chosen = [name for name in PRECISIONS if holds(statement.condition, name) is not False]
+        if len(chosen) == len(PRECISIONS):
+            self._body(statement.body)
+        elif chosen:
+            names = ", ".join(f'"{name}"' for name in chosen)
+            test = f"plan.precision == {names}" if len(chosen) == 1 else f"plan.precision in ({names})"
+            self._block(f"if {test}:", statement.body)
+
+    def _on_unsupported(self, statement: ir.Unsupported) -> None:
+        raise SourceError(statement.span, f"{' '.join(statement.text.split())[:60]!r}: {statement.reason}")
+
+    # --- what asserts say about sizes
+
+    def _is_closed(self, text: str) -> bool:
+        try:
+            _evaluate(self._inlined(text), "float32")
+        except (NameError, AttributeError, SyntaxError, TypeError, ZeroDivisionError):
+            return False
+        return True
+
+    def _inlined(self, text: str) -> str:
+        for name, value in self.known.items():
+            text = _replace_word(text, name, f"({value})")
+        return text
+
+    def _note_multiple(self, condition: ex.Expression) -> None:
+        """``assert(N % (block_size * x128::size) == 0)``: remember what N must be a multiple of."""
+        if isinstance(condition, ex.Binary) and condition.operator == "&&":
+            self._note_multiple(condition.left)
+            return
+        if not (isinstance(condition, ex.Binary) and condition.operator == "==" and condition.right == _ZERO):
+            return
+        rest = condition.left
+        if isinstance(rest, ex.Binary) and rest.operator == "%" and isinstance(rest.left, ex.Name):
+            divisor = self._inlined(self.expressions.text(rest.right))
+            if self._is_closed(divisor):
+                self.multiples[rest.left.name] = divisor
+
+    def _quanta(self) -> dict[str, dict[str, int]]:
+        return {
+            name: {precision: _evaluate(text, precision) for precision in PRECISIONS}
+            for name, text in self.multiples.items()
+        }
+
+
+class _PlanOfSizes:
+    """What a constant expression may ask of a plan before there is one."""
+
+    def __init__(self, precision: str) -> None:
+        self.precision = precision
+
+    def sizeof(self, ctype: str) -> int:
+        if ctype != "floatX":
+            raise NameError(ctype)
+        return _ITEMSIZE[self.precision]
+
+
+def _evaluate(text: str, precision: str) -> int:
+    """Evaluate lowered constant text, which holds numbers, operators and ``plan.sizeof`` alone."""
+    names = {"__builtins__": {}, "plan": _PlanOfSizes(precision), "min": min, "max": max, "ceil_div": _ceil_div}
+    return int(eval(text, names))  # noqa: S307 - the text is our own, made from parsed numbers and operators
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _replace_word(text: str, word: str, value: str) -> str:
+    return re.sub(rf"\b{re.escape(word)}\b", lambda _: value, text)
+
+
+def _launches(launcher: Launcher, scope: Scope, seen: frozenset[str] = frozenset()) -> bool:
+    """Whether a host function launches kernels, itself or through what it calls."""
+    if launcher.launch_sites:
+        return True
+    if launcher.name in seen:
+        return False
+    called = {
+        part.function
+        for statement in ir.walk(launcher.body)
+        if isinstance(statement, ir.Evaluate)
+        for part in ex.walk(statement.expression)
+        if isinstance(part, ex.Call)
+    }
+    seen = seen | {launcher.name}
+    return any(_launches(version, scope, seen) for name in called for version in scope.functions.get(name, ()))
+
+
+def _check_arguments(statement: ir.Launch, kernel: Kernel) -> None:
+    needed = sum(parameter.default is None for parameter in kernel.parameters)
+    if not needed <= len(statement.arguments) <= len(kernel.parameters):
+        count = len(statement.arguments)
+        raise SourceError(statement.span, f"{kernel.name} takes {len(kernel.parameters)} arguments, {count} are given")
+
+
+def _configuration(statement: ir.Launch) -> str:
+    """Return a launch configuration in C's words, for listings."""
+    parts = [statement.grid, statement.block]
+    if statement.shared is not None and not (isinstance(statement.shared, ex.Number) and statement.shared.value == 0):
+        parts.append(statement.shared)
+    return f"{statement.kernel}<<<{', '.join(spelled(part) for part in parts)}>>>"
+
+
+def _ends(body: ir.Body) -> bool:
+    if not body:
+        return False
+    last = body[-1]
+    if isinstance(last, ir.PrecisionBranch):
+        return _ends(last.body)
+    return isinstance(last, (ir.Break, ir.Return, ir.Continue)) or _is_exit(last)
+
+
+def _is_exit(statement: ir.Statement) -> bool:
+    call = statement.expression if isinstance(statement, ir.Evaluate) else None
+    return isinstance(call, ex.Call) and call.function.removeprefix("std::") in ("exit", "abort")
+
+
+def _without_break(body: ir.Body) -> ir.Body:
+    if body and isinstance(body[-1], ir.PrecisionBranch):
+        last = body[-1]
+        return (*body[:-1], ir.PrecisionBranch(last.span, last.condition, _without_break(last.body)))
+    return body[:-1] if body and isinstance(body[-1], ir.Break) else body
+
