@@ -57,7 +57,7 @@ def is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray) or (kind is not None and isinstance(value, kind))
 
 
-def place_of(array: Any, name: str) -> Place:
+def place_of(array: Any, name: str, callee: str = "") -> Place:
     """Return where an array lives. Raises TypeError, naming ``name``, for what is no NumPy or CuPy array."""
     if isinstance(array, np.ndarray):
         return Place("cpu", 0)
@@ -66,8 +66,9 @@ def place_of(array: Any, name: str) -> Place:
     kind = type(array)
     package = kind.__module__.partition(".")[0]
     hint = _HINTS.get(package, "convert it with `numpy.asarray` or `cupy.asarray`")
+    full_name = kind.__name__ if package == "builtins" else f"{package}.{kind.__name__}"
     raise TypeError(
-        f"`{name}` is a {package + '.' if package != 'builtins' else ''}{kind.__name__}; "
+        f"{callee + ': ' if callee else ''}`{name}` is a {full_name}; "
         f"a NumPy array (runs on the CPU) or a CuPy array (runs on CUDA) is taken: {hint}"
     )
 
@@ -79,7 +80,7 @@ def common_place(callee: str, arrays: Iterable[tuple[str, Any]]) -> Place | None
     """
     first: tuple[str, Place] | None = None
     for name, array in arrays:
-        place = place_of(array, name)
+        place = place_of(array, name, callee)
         if first is None:
             first = name, place
         elif place != first[1]:

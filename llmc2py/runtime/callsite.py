@@ -167,7 +167,7 @@ class CallSite:
                 base = np.ndarray if isinstance(value, np.ndarray) else _cupy_array
                 normal.append(value if value.__class__ is base else value.view(base))
             else:
-                place_of(value, param.name)
+                place_of(value, param.name, self.name)
         return normal
 
     def _record(self, args: Sequence[Any]) -> Plan:
@@ -190,7 +190,7 @@ class CallSite:
         if arg is None:
             if param.nullable:
                 return None
-            raise TypeError(f"{self.name}: `{param.name}` is None, but the kernel reads it; pass an array")
+            raise TypeError(f"{self.name}: `{param.name}` is None, but the kernel needs it; pass an array")
         check_dtype(arg, param.dtype(binding.precision, binding.types), param.name, param.ctype, self.name)
         if param.is_written:
             check_writable(arg, param.name, self.name)

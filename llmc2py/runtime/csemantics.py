@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import operator
-import struct
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ _INTEGER_RANGES = {
     for ctype, dtype in C_DTYPES.items()
     if dtype.kind in "iu"
 }
-_FLOATS = (float, int, np.floating, np.integer)
 
 
 def idiv(a: int, b: int) -> int:
@@ -52,10 +51,11 @@ def c_cast(value: Any, ctype: str) -> Any:
 def c_int(value: Any, ctype: str, name: str, callee: str = "") -> int:
     """Return ``value`` as an ``int`` that the C type holds.
 
-    Raises TypeError for what is no integer (``2.0`` too) and OverflowError for what is out of range, naming ``name`` and ``callee``.
+    Raises TypeError for what is no integer (``2.0`` too) and OverflowError for what is out of range, naming ``name``
+    and ``callee``.
     """
     try:
-        result = operator.index(value)
+        result = int(value) if isinstance(value, np.bool_) else operator.index(value)
     except TypeError:
         raise TypeError(
             f"{_label(name, callee)} is {value!r}, a {type(value).__name__}; {ctype} takes an integer"
@@ -71,25 +71,20 @@ def c_float(value: Any, ctype: str, name: str, callee: str = "") -> float:
 
     Raises TypeError for what is no real number and OverflowError for a finite number beyond the type's range.
     """
-    if not isinstance(value, _FLOATS) and np.shape(value) != ():
-        raise TypeError(f"{_label(name, callee)} is a {type(value).__name__}; {ctype} takes one number")
+    label = _label(name, callee)
     try:
+        if isinstance(value, (str, bytes)) or np.shape(value) != ():
+            raise TypeError
         number = float(value)
-        if ctype == "double":
-            return number
-        single = float(struct.unpack("f", struct.pack("f", number))[0])
     except (TypeError, ValueError):
-        raise TypeError(
-            f"{_label(name, callee)} is {value!r}, a {type(value).__name__}; {ctype} takes a number"
-        ) from None
-    except OverflowError:
-        raise OverflowError(f"{_label(name, callee)} is {value!r}, out of the range of {ctype}") from None
-    if ctype == "float":
-        return single
+        raise TypeError(f"{label} is {value!r}, a {type(value).__name__}; {ctype} takes a number") from None
+    if ctype == "double":
+        return number
     with np.errstate(over="ignore"):
-        result = float(C_DTYPES[ctype].type(single))
-    if np.isinf(result) and not np.isinf(single):
-        raise OverflowError(f"{_label(name, callee)} is {value!r}, out of the range of {ctype}")
+        # An argument of a narrower type comes through float, as it does in the kernels' own conversions.
+        result = float(C_DTYPES[ctype].type(np.float32(number)))
+    if math.isinf(result) and not math.isinf(number):
+        raise OverflowError(f"{label} is {value!r}, out of the range of {ctype}")
     return result
 
 

@@ -251,7 +251,7 @@ class Plan:
         if arg is None:
             if param.nullable:
                 return None
-            raise TypeError(f"{label} is null, but the kernel reads it; pass an array")
+            raise TypeError(f"{label} is null, but the kernel needs it; pass an array")
         if not isinstance(arg, Pointer):
             raise TypeError(f"{label} is {arg!r}; {param.ctype} takes an array")
         wanted, given = param.dtype(self.precision, binding.types), self._pointed_dtype(arg)
