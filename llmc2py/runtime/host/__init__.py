@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from llmc2py.runtime.backends import CompiledKernel, DeviceProperties
+from llmc2py.runtime.host.checker import Report, checking, is_checking, register_buffers
 from llmc2py.runtime.host.faults import CheckError, DivergentBarrierError, KernelAssertionError, KernelError
 from llmc2py.runtime.host.kernel import PROPERTIES, HostKernel
 from llmc2py.runtime.source import KernelRequest
@@ -19,13 +20,17 @@ __all__ = [
     "HostKernel",
     "KernelAssertionError",
     "KernelError",
+    "Report",
+    "checking",
     "current_stream",
     "empty",
+    "is_checking",
     "kernel",
     "memcpy",
     "memset",
     "name",
     "properties",
+    "register_buffers",
 ]
 
 name = "cpu"

@@ -17,14 +17,15 @@ from llmc2py.runtime.host.unit import translation_unit
 from llmc2py.runtime.source import KernelRequest
 
 _HERE = pathlib.Path(__file__).parent
-_INCLUDE = _HERE / "include"
+INCLUDE = _HERE / "include"
 _SOURCES = _HERE / "src"
 
 # No contraction and no fast mathematics: a kernel's float arithmetic is to be reproducible.
 _COMMON = ("-fPIC", "-ffp-contract=off", "-w")
 _KERNEL = ("-std=c++17", "-O2", *_COMMON, "-fvisibility=hidden")
-_CHECKED = ("-std=c++17", "-O1", "-g", *_COMMON, "-fvisibility=hidden", "-fsanitize=thread", "-DLLMC2PY_CHECK")
-_RUNTIME = ("-std=c++17", "-O2", *_COMMON, "-fvisibility=hidden", "-pthread")
+_CHECKED = ("-std=c++17", "-O1", "-gdwarf-4", *_COMMON, "-fvisibility=hidden", "-fsanitize=thread", "-DLLMC2PY_CHECK")
+# Kernels find their indices at a fixed offset from the thread pointer; the runtime keeps few thread-local bytes for it.
+_RUNTIME = ("-std=c++17", "-O2", *_COMMON, "-fvisibility=hidden", "-ftls-model=initial-exec", "-pthread")
 _REFERENCE = ("-std=c99", "-O2", *_COMMON)
 
 _ERRORS_SHOWN = 6
@@ -98,7 +99,7 @@ def _compile(compiler: Compiler, options: Sequence[str], folder: pathlib.Path, w
 
 @functools.cache
 def _tree_key() -> str:
-    files = sorted(path for root in (_INCLUDE, _SOURCES) for path in root.rglob("*") if path.is_file())
+    files = sorted(path for root in (INCLUDE, _SOURCES) for path in root.rglob("*") if path.is_file())
     return content_key(*(f"{path.relative_to(_HERE)}\n{path.read_text(encoding='utf-8')}" for path in files))
 
 
@@ -116,10 +117,13 @@ def _build_runtime(compiler: Compiler) -> pathlib.Path:
     target = _folder() / f"libllmc2py-{_key(compiler, _RUNTIME)}.so"
 
     def build(folder: pathlib.Path, output: pathlib.Path) -> None:
-        sources = [str(path) for path in sorted(_SOURCES.glob("*.cpp"))]
+        # One unit: the headers of the standard library cost more than the sources.
+        sources = sorted(path.name for path in _SOURCES.glob("*.cpp"))
+        unit = "".join(f'#include "{source}"\n' for source in sources)
+        (folder / "runtime.cpp").write_text(unit, encoding="utf-8")
         # Kernel libraries find the runtime by this name, once it is loaded.
         name = f"-Wl,-soname,{target.name}"
-        options = [*_RUNTIME, "-shared", f"-I{_INCLUDE}", f"-I{_SOURCES}", *sources, name, "-o", str(output)]
+        options = [*_RUNTIME, "-shared", f"-I{INCLUDE}", f"-I{_SOURCES}", "runtime.cpp", name, "-o", str(output)]
         _compile(compiler, options, folder, "the CPU runtime")
 
     return build_once(target, build)
@@ -146,7 +150,7 @@ def _build_prelude(compiler: Compiler) -> pathlib.Path:
         output.write_text('#include "cuda_host.h"\n', encoding="utf-8")
 
     def build(folder: pathlib.Path, output: pathlib.Path) -> None:
-        options = [*_KERNEL, f"-I{_INCLUDE}", "-x", "c++-header", str(header), "-o", str(output)]
+        options = [*_KERNEL, f"-I{INCLUDE}", "-x", "c++-header", str(header), "-o", str(output)]
         _compile(compiler, options, folder, "the CPU backend's CUDA header")
 
     build_once(header, write)
@@ -166,10 +170,10 @@ def build_kernel(request: KernelRequest, *, checked: bool = False) -> pathlib.Pa
 
     def build(folder: pathlib.Path, output: pathlib.Path) -> None:
         runtime = _build_runtime(compiler)
-        prelude = _INCLUDE / "cuda_host.h" if checked else _build_prelude(compiler)
+        prelude = INCLUDE / "cuda_host.h" if checked else _build_prelude(compiler)
         (folder / "kernel.cpp").write_text(unit, encoding="utf-8")
         what = f"kernel {request.name} ({request.precision})"
-        compiling = [*options, f"-I{_INCLUDE}", "-include", str(prelude), "-c", "kernel.cpp", "-o", "kernel.o"]
+        compiling = [*options, f"-I{INCLUDE}", "-include", str(prelude), "-c", "kernel.cpp", "-o", "kernel.o"]
         _compile(compiler, compiling, folder, what)
         # Linked apart: with -fsanitize=thread the linker would bring in the sanitizer's own runtime.
         _compile(compiler, ["-shared", "kernel.o", str(runtime), "-o", str(output)], folder, what)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import pathlib
 
 from llmc2py.runtime.backends import DeviceProperties, Dim3
 from llmc2py.runtime.errors import LaunchError
-from llmc2py.runtime.host import compiler
+from llmc2py.runtime.host import checker, compiler
 from llmc2py.runtime.host.faults import FAULTS
 from llmc2py.runtime.source import KernelRequest
 
@@ -84,11 +83,13 @@ class HostKernel:
             _workers(),
         )
         self._handle = ctypes.addressof(self._kernel)
+        self._runtime.llmc2py_module_base.restype = ctypes.c_uint64
+        #: Where the library is loaded: what addresses of its code are counted from.
+        self.base = int(self._runtime.llmc2py_module_base(ctypes.c_void_p(self._kernel.entry)))
 
-    @property
-    def library_path(self) -> pathlib.Path:
-        """The built library."""
-        return self.path
+    @functools.cached_property
+    def _checked_twin(self) -> HostKernel:
+        return HostKernel(self.request, checked=True)
 
     def reserve_shared(self, dynamic_bytes: int) -> bool:
         """Return whether the device has this much dynamic shared memory for a block."""
@@ -106,9 +107,12 @@ class HostKernel:
         Raises LaunchError for a block of more than 1024 threads, KernelAssertionError where an ``assert`` in the kernel
         fails, DivergentBarrierError where threads of a block miss a barrier, and KernelError for deadlocks and traps.
         """
-        self.launch_with(grid, block, shared_bytes, args, 0)
+        if checker.is_checking():
+            checker.launch_checked(self._checked_twin, grid, block, shared_bytes, args)
+        else:
+            self.launch_with(grid, block, shared_bytes, args, 0)
 
-    def launch_with(self, grid: Dim3, block: Dim3, shared_bytes: int, args: int, checker: int) -> None:
+    def launch_with(self, grid: Dim3, block: Dim3, shared_bytes: int, args: int, checker_handle: int) -> None:
         """Launch under a checker of the runtime library (its address, or 0)."""
         gx, gy, gz = grid
         bx, by, bz = block
@@ -116,7 +120,7 @@ class HostKernel:
             return
         if not 0 < bx * by * bz <= 1024:
             raise LaunchError(f"kernel {self.name}: a block of {bx}x{by}x{bz} threads, where 1 to 1024 are allowed")
-        fault = self._launch(self._handle, args, gx, gy, gz, bx, by, bz, shared_bytes, checker)
+        fault = self._launch(self._handle, args, gx, gy, gz, bx, by, bz, shared_bytes, checker_handle)
         if fault:
             message = self._runtime.llmc2py_last_fault()
             raise FAULTS[fault](message.decode(errors="replace"))

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <unordered_map>
 
@@ -59,7 +60,7 @@ Segment static_shared_of(const Launch &launch)
     return search.found;
 }
 
-__thread char last_fault[1024];
+thread_local std::string last_fault;
 
 std::mutex pool_lock;
 std::vector<std::unique_ptr<Worker>> pool;
@@ -121,6 +122,7 @@ void work(Launch &launch, Progress &progress, std::uint64_t blocks, bool may_spr
             }
         }
     }
+    worker->end_launch();
     for (std::thread &helper : helpers) {
         helper.join();
     }
@@ -141,16 +143,17 @@ __attribute__((visibility("default"))) int llmc2py_launch(const Kernel *kernel, 
                                                           std::uint32_t block_z, std::uint64_t shared_bytes,
                                                           Checker *checker)
 {
-    Launch launch{kernel,       arguments, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z},
-                  shared_bytes, checker,   Fault::none,              last_fault,
-                  sizeof last_fault};
+    Launch launch{kernel, arguments, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, checker};
     Progress progress;
     const std::uint64_t blocks = 1ull * grid_x * grid_y * grid_z;
     work(launch, progress, blocks, kernel->workers > 1 && blocks > 1 && checker == nullptr);
+    if (launch.fault != Fault::none) {
+        last_fault = launch.message;
+    }
     return static_cast<int>(launch.fault);
 }
 
-__attribute__((visibility("default"))) const char *llmc2py_last_fault(void) { return last_fault; }
+__attribute__((visibility("default"))) const char *llmc2py_last_fault(void) { return last_fault.c_str(); }
 
 unsigned int llmc2py_barrier(int predicate, unsigned int *present, Site site)
 {

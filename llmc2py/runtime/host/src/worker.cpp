@@ -86,12 +86,18 @@ void Worker::begin_launch(Launch *new_launch, Progress *new_progress)
     checker = launch->checker;
     failed = false;
     this_worker = this;
-    shared_storage.resize(launch->shared_bytes + 16);
+    shared_storage.resize(launch->shared_bytes + 16 + (checker != nullptr ? checked_shared_guard : 0));
     auto base = (reinterpret_cast<std::uintptr_t>(shared_storage.data()) + 15) & ~std::uintptr_t{15};
     llmc2py_dynamic_shared = reinterpret_cast<void *>(base);
     llmc2py_dynamic_shared_bytes = static_cast<unsigned int>(launch->shared_bytes);
     llmc2py_block_dim = {launch->block[0], launch->block[1], launch->block[2]};
     llmc2py_grid_dim = {launch->grid[0], launch->grid[1], launch->grid[2]};
+}
+
+void Worker::end_launch()
+{
+    this_worker = nullptr;
+    checker = nullptr;
 }
 
 void Worker::run_block(std::uint64_t block)
@@ -465,8 +471,10 @@ void Worker::fail(Fault fault, const char *what, Site site)
             std::snprintf(place, sizeof place, "%s:%d: ", site.file, site.line);
         }
         launch->fault = fault;
-        std::snprintf(launch->message, launch->message_size, "%s%s (kernel %s, block (%u,%u,%u), thread (%u,%u,%u))",
-                      place, what, launch->kernel->name, block.x, block.y, block.z, thread.x, thread.y, thread.z);
+        char message[1024];
+        std::snprintf(message, sizeof message, "%s%s (kernel %s, block (%u,%u,%u), thread (%u,%u,%u))", place, what,
+                      launch->kernel->name, block.x, block.y, block.z, thread.x, thread.y, thread.z);
+        launch->message = message;
     }
     failed = true;
     Context abandoned;

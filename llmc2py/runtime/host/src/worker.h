@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstddef>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "fiber.h"
@@ -13,6 +14,8 @@
 namespace llmc2py {
 
 constexpr unsigned int max_block = 1024;
+// Behind the dynamic shared memory, in checking mode: a touch of these bytes is out of bounds.
+constexpr std::size_t checked_shared_guard = 64 * 1024;
 
 enum class Fault : int { none, assertion, divergence, deadlock, trap };
 
@@ -31,9 +34,8 @@ struct Launch {
     std::uint32_t block[3];
     std::uint64_t shared_bytes;
     struct Checker *checker;
-    Fault fault;
-    char *message;
-    std::size_t message_size;
+    Fault fault = Fault::none;
+    std::string message = {};
 };
 
 enum class State : unsigned char { fresh, ready, running, barrier, collective, exited };
@@ -111,6 +113,8 @@ struct Worker {
     bool failed = false;
 
     void begin_launch(Launch *launch, Progress *progress);
+    // Instrumented code also runs between launches, and must then find no checker.
+    void end_launch();
     void run_block(std::uint64_t block);
     void run_fresh_thread(Fiber *fiber);
     void leave_fiber(Fiber *self);

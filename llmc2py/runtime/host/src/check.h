@@ -1,0 +1,78 @@
+// The checking mode: bounds and races of every access that an instrumented kernel makes.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "worker.h"
+
+namespace llmc2py {
+
+enum class Problem : std::int32_t { bounds, race, divergence, inactive_lane };
+
+// Regions that are not arrays of the caller.
+constexpr std::int32_t dynamic_shared_region = -1;
+constexpr std::int32_t static_shared_region = -2;
+
+// What Python reads of one finding; ctypes mirrors this struct.
+struct Finding {
+    Problem problem;
+    std::int32_t region;
+    std::int64_t offset;
+    std::uint64_t size;
+    std::uint64_t code, other_code;
+    std::uint32_t block[3], thread[3], other_thread[3];
+    std::int32_t is_write, other_is_write;
+    std::uint64_t count;
+    char place[512];
+};
+
+struct Access {
+    enum Kind : std::uint8_t { none, plain, atomic };
+    std::uint64_t code;
+    std::uint32_t block, epoch, warp_epoch;
+    std::uint16_t thread;
+    Kind kind;
+};
+
+// Who touched some bytes last: the writer, and two readers, so that one of them is another thread than the next writer.
+struct Cell {
+    Access write, read, earlier_read;
+};
+
+struct Region {
+    std::int32_t name;
+    std::uintptr_t low, high;    // with the guard zones around it
+    std::uintptr_t start, stop;  // what a kernel may touch
+    unsigned int grain;          // bytes that share a cell
+    bool global;
+    Cell *cells;
+    void *original;
+};
+
+struct Checker {
+    std::vector<Region> regions;
+    std::vector<Finding> findings;
+    std::map<std::tuple<Problem, std::int32_t, std::uint64_t, std::uint64_t>, std::size_t> known;
+    std::vector<std::pair<void *, std::size_t>> mappings;
+    std::uint32_t block = 0, epoch = 0;
+    bool fenced = false;
+
+    ~Checker();
+    std::uintptr_t add_buffer(void *original, std::size_t nbytes, unsigned int grain);
+    void begin_block(const Worker &worker);
+    void access(const Worker &worker, std::uintptr_t address, std::size_t size, bool write, Access::Kind kind,
+                std::uint64_t code);
+    Finding *report(Problem problem, std::int32_t region, std::uint64_t code, std::uint64_t other);
+
+private:
+    void *map(std::size_t nbytes);
+    void add_shared(std::int32_t name, void *start, std::size_t nbytes, std::size_t guard);
+    void check_races(const Region &region, std::uintptr_t address, std::size_t size, bool write, const Access &now);
+    bool unordered(const Region &region, const Access &before, const Access &now) const;
+};
+
+}  // namespace llmc2py
