@@ -215,7 +215,8 @@ def _output(array: Any, ctx: Context, index: int, recording: bool) -> Any:
 
 def _check_gradient(grad: Any, like: Any, what: str) -> None:
     """Raise TypeError or ValueError unless a gradient has the backend, device, dtype and shape of its array."""
-    if grad.__class__ is np.ndarray is like.__class__ and grad.shape == like.shape and grad.dtype == like.dtype:
+    same_kind = grad.__class__ is like.__class__ and grad.shape == like.shape and grad.dtype == like.dtype
+    if same_kind and (like.__class__ is np.ndarray or grad.data.device_id == like.data.device_id):
         return
     if not is_array(grad) or place_of(grad, "grad") != place_of(like, "data"):
         where = place_of(like, "data")

@@ -106,6 +106,13 @@ class CallSite:
         """Return what a call with these arguments does, without compiling or running a kernel. Raises as a call."""
         return self._record(self._normal_form(self._bind(args, kwargs)))
 
+    def warmup(self, *args: Any, **kwargs: Any) -> None:
+        """Compile and load what a call with these arguments needs and run nothing: before a CUDA graph is captured.
+
+        Raises as a call.
+        """
+        prepare(self.plan(*args, **kwargs))
+
     @property
     def signature(self) -> inspect.Signature:
         """The parameters of a call."""

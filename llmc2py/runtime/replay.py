@@ -31,10 +31,11 @@ def prepare(plan: Plan) -> Run:
         for step in steps:
             step(pointers, stream)
 
-    scratch = [slot for slot in plan.slots if slot.is_scratch]
     if not steps:
         return _run_nothing
-    return _scoped(plan, _with_scratch(plan, run, scratch) if scratch else run)
+    watched = _watched(plan, run) if hasattr(plan.backend, "is_checking") else run
+    scratch = [slot for slot in plan.slots if slot.is_scratch]
+    return _scoped(plan, _with_scratch(plan, watched, scratch) if scratch else watched)
 
 
 def stage(
@@ -63,6 +64,20 @@ def stage(
 
 def _run_nothing(pointers: list[int]) -> None:
     """Run a plan without operations."""
+
+
+def _watched(plan: Plan, run: Run) -> Run:
+    """Tell a backend that checks memory accesses which arrays the launches get, while it does."""
+    backend: Any = plan.backend
+    is_checking, register_buffers = backend.is_checking, backend.register_buffers
+    sizes = [(slot.name, slot.nbytes) for slot in plan.slots]
+
+    def run_watched(pointers: list[int]) -> None:
+        if is_checking():
+            register_buffers([(name, address, n) for (name, n), address in zip(sizes, pointers, strict=True)])
+        run(pointers)
+
+    return run_watched
 
 
 def _scoped(plan: Plan, run: Run) -> Run:
