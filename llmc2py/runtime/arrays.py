@@ -130,9 +130,14 @@ def _has_several_devices() -> bool:
     return int(sys.modules["cupy"].cuda.runtime.getDeviceCount()) > 1
 
 
+def needs_scope(place: Place) -> bool:
+    """Whether another device than ``place`` could be the current one."""
+    return place.backend != "cpu" and _has_several_devices()
+
+
 def device_scope(place: Place) -> contextlib.AbstractContextManager[Any]:
     """Return a context in which ``place`` is the current device; free where there is one device only."""
-    if place.backend == "cpu" or not _has_several_devices():
+    if not needs_scope(place):
         return contextlib.nullcontext()
     scope: contextlib.AbstractContextManager[Any] = sys.modules["cupy"].cuda.Device(place.device)
     return scope

@@ -178,12 +178,22 @@ class Function:
                 needs.append(False)
         recording = _mode.enabled and True in needs
         ctx = Context(cls, tuple(needs) if recording else (False,) * len(needs))
-        result = cls.forward(ctx, *arrays)
+        if arrays and arrays[0].__class__ is np.ndarray:
+            result = cls.forward(ctx, *arrays)
+        else:
+            with _scope(arrays):
+                result = cls.forward(ctx, *arrays)
         if recording:
             ctx.edges_ = [_edge(value, need) for value, need in zip(inputs, needs)]  # noqa: B905
-        if result.__class__ is not tuple:
+        if result.__class__ is not tuple and result.__class__ is not list:
             return _output(result, ctx, 0, recording)
         return tuple(_output(array, ctx, index, recording) for index, array in enumerate(result))
+
+
+def _scope(values: list[Any]) -> contextlib.AbstractContextManager[Any]:
+    """Make the device of the first array the current one, so that new arrays are beside it (CASES B10)."""
+    array = next((value for value in values if is_array(value)), None)
+    return contextlib.nullcontext() if array is None else device_scope(place_of(array, "input"))
 
 
 def _edge(value: Any, needed: bool) -> Tensor | tuple[Context, int] | None:

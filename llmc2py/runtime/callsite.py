@@ -165,7 +165,7 @@ class CallSite:
         normal: list[Any] = []
         for param, kind, value in zip(self.params, self._kinds, args, strict=True):
             if kind is _ANY_SCALAR:
-                normal.append(value if value.__class__ in _SCALARS else np.asarray(value)[()].item())
+                normal.append(_number(value, param.name, self.name))
             elif kind is not _ARRAY:
                 normal.append(c_scalar(value, scalar_type(param.base, "float32"), param.name, self.name))
             elif value is None:
@@ -202,6 +202,14 @@ class CallSite:
         if param.is_written:
             check_writable(arg, param.name, self.name)
         return plan.add_array(param, arg.dtype, arg.size)
+
+
+def _number(value: Any, name: str, callee: str) -> int | float | bool:
+    """Return a scalar of a template type as a Python number; its type is checked when the template is bound."""
+    number = value.item() if isinstance(value, np.generic) else value
+    if number.__class__ not in _SCALARS:
+        number = c_scalar(value, "double", name, callee)
+    return number
 
 
 def _kind(param: Param) -> object:

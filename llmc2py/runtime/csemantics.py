@@ -101,6 +101,8 @@ def c_scalar(value: Any, ctype: str, name: str, callee: str = "") -> int | float
         return c_bool(value, name, callee)
     if ctype in _INTEGER_RANGES:
         return c_int(value, ctype, name, callee)
+    if ctype not in C_DTYPES:
+        raise TypeError(f"{_label(name, callee)} is a {ctype}, which is no number; it cannot be passed from Python")
     return c_float(value, ctype, name, callee)
 
 

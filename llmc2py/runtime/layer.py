@@ -70,6 +70,9 @@ class Layer:
             _move(value, self._place or Place("cpu", 0), self._dtype or value.dtype)
         elif isinstance(value, Layer):
             self._layers[name] = value
+        else:
+            for table in ("_parameters", "_layers"):
+                self.__dict__.get(table, {}).pop(name, None)
         object.__setattr__(self, name, value)
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:

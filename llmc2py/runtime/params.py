@@ -22,6 +22,8 @@ DEFAULT_PRECISION = "float32"
 TemplateValue = str | int | bool
 _NO_TYPES: Mapping[str, str] = MappingProxyType({})
 _VECTOR = re.compile(r"(char|uchar|short|ushort|int|uint|long|ulong|longlong|float|double|half|bfloat16)([1234])")
+#: What points to bytes of any type, with its size.
+_UNTYPED = {"void": 1, "x128": 16, "f128": 16}
 _VECTOR_ELEMENTS = {
     "uchar": "unsigned char",
     "ushort": "unsigned short",
@@ -79,9 +81,17 @@ class Param:
         return self.intent != "in"
 
     def dtype(self, precision: str, types: Mapping[str, str] = _NO_TYPES) -> np.dtype[Any] | None:
-        """Return the dtype that arrays of this parameter have; None for ``void*`` and pointers to vectors."""
+        """Return the dtype that arrays of this parameter have; None for ``void*`` and pointers to vectors.
+
+        Raises TypeError for a type that no array has, such as a struct.
+        """
         base = types.get(self.base, self.base)
-        return None if base == "void" or _VECTOR.fullmatch(base) else c_dtype(base, precision)
+        if base in _UNTYPED or _VECTOR.fullmatch(base):
+            return None
+        try:
+            return c_dtype(base, precision)
+        except KeyError:
+            raise TypeError(f"`{self.name}` is {self.ctype}; there are no arrays of {base}") from None
 
 
 @dataclass(frozen=True)
@@ -140,13 +150,11 @@ def element_size(base: str, precision: str) -> int:
     """Return the size of a canonical C type in bytes; vectors such as ``float4`` and ``x128`` included."""
     if base.endswith("*"):
         return 8
-    if base in ("x128", "f128"):
-        return 16
+    if base in _UNTYPED:
+        return _UNTYPED[base]
     if vector := _VECTOR.fullmatch(base):
         element, count = vector.groups()
         return C_DTYPES[_VECTOR_ELEMENTS.get(element, element)].itemsize * int(count)
-    if base == "void":
-        return 1
     return c_dtype(base, precision).itemsize
 
 

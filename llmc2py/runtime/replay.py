@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from llmc2py.runtime.arrays import check_writable, device_scope, packed_copy, pointer_of
+from llmc2py.runtime.arrays import check_writable, device_scope, needs_scope, packed_copy, pointer_of
 from llmc2py.runtime.backends import CompiledKernel
 from llmc2py.runtime.csemantics import scalar_bits
 from llmc2py.runtime.errors import LaunchError
@@ -83,7 +83,7 @@ def _watched(plan: Plan, run: Run) -> Run:
 def _scoped(plan: Plan, run: Run) -> Run:
     """With several GPUs, make the arrays' device the current one for the call (CASES B10)."""
     place = plan.place
-    if type(device_scope(place)).__name__ == "nullcontext":
+    if not needs_scope(place):
         return run
 
     def run_on_device(pointers: list[int]) -> None:

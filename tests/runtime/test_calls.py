@@ -250,8 +250,30 @@ def test_templates_follow_from_dtypes_or_are_given(fake: Any) -> None:
     assert fake.launches[0][4][3] == 0x3F800000
     with pytest.raises(TypeError, match=r"casts: `dst` is float32, but Td\* takes float16"):
         CASTS[np.float16, "bfloat16"][1, 32](dst, src, 4, 1)
+    for wrong in ("x", None, [1]):
+        with pytest.raises(TypeError, match=r"casts: `fill` is .*takes a number"):
+            CASTS[1, 32](dst, src, 4, wrong)
     with pytest.raises(TypeError, match="blocks takes 1 template arguments, 2 are given"):
         BLOCKS[1, 32]
+
+
+def test_what_cannot_be_passed_from_python_is_named(fake: Any) -> None:
+    by_value = Kernel(SOURCE, "by_value", [Param("shape", "Shape")])
+    with pytest.raises(TypeError, match="by_value: `shape` is a Shape, which is no number"):
+        by_value[1, 32](1)
+    pointed = Kernel(SOURCE, "pointed", [Param("shapes", "Shape*")])
+    with pytest.raises(TypeError, match=r"`shapes` is Shape\*; there are no arrays of Shape"):
+        pointed[1, 32](np.zeros(1, np.float32))
+
+
+def test_warmup_compiles_and_runs_nothing(scaling: Any) -> None:
+    scale_forward, _ = new_launcher()
+    out = np.zeros(8, np.float32)
+    scale_forward.warmup(out, floats(8), None, 2.0, 8)
+    assert len(scaling.kernels) == 1
+    assert scaling.launches == []
+    with pytest.raises(ValueError, match="has 8 elements"):
+        scale_forward.warmup(out, floats(8), None, 2.0, 9)
 
 
 def test_a_kernel_without_floatx_arrays_has_the_precision_asked_for(fake: Any) -> None:
@@ -346,3 +368,42 @@ def test_a_cuda_call_is_keyed_by_device(fake: Any, monkeypatch: pytest.MonkeyPat
         scale_forward(on(0), on(1), None, 1.0, 8)
     with pytest.raises(TypeError, match="`out` is on cuda:0 and `inp` is on the CPU"):
         scale_forward(on(0), floats(8), None, 1.0, 8)
+
+
+def test_with_several_gpus_the_arrays_device_is_current_during_a_call(
+    fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cupy = pytest.importorskip("cupy")
+    from llmc2py.runtime import arrays
+
+    current = [0]
+
+    class Device:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def __enter__(self) -> None:
+            current.append(self.number)
+
+        def __exit__(self, *error: object) -> None:
+            current.pop()
+
+    monkeypatch.setitem(arrays.BACKENDS, "cuda", fake)
+    monkeypatch.setattr(arrays, "_has_several_devices", lambda: True)
+    monkeypatch.setattr(cupy.cuda, "Device", Device)
+    seen: list[int] = []
+    fake.functions["scale"] = lambda *arguments: seen.append(current[-1])
+    monkeypatch.setattr(fake, "current_stream", lambda: 100 + current[-1])
+    monkeypatch.setattr(fake, "empty", lambda *arguments: seen.append(current[-1]) or np.zeros(64, np.float32))
+
+    memory = cupy.cuda.memory.UnownedMemory(4096, 256, None, 1)
+    array = cupy.ndarray((8,), np.float32, cupy.cuda.memory.MemoryPointer(memory, 0))
+
+    @launcher(PARAMS)
+    def with_scratch(plan: Plan, out: Pointer, inp: Pointer, mask: Pointer | None, s: float, N: int) -> None:
+        plan.launch(SCALE, 1, 32, 0, out, plan.scratch("float", N), mask, s, N)
+
+    for _ in range(2):
+        with_scratch(array, array, None, 1.0, 8)
+    assert seen == [1, 1, 1, 1]
+    assert current == [0]

@@ -171,6 +171,14 @@ def test_threads_place_a_layer_once() -> None:
     assert results == [np.float16] * 8
 
 
+def test_an_attribute_that_is_a_parameter_no_more_is_forgotten() -> None:
+    layer = Gain(2)
+    layer.bias = Parameter(np.zeros(2, np.float32))
+    assert [name for name, _ in layer.named_parameters()] == ["weight", "bias"]
+    layer.bias = None
+    assert [name for name, _ in layer.named_parameters()] == ["weight"]
+
+
 def test_a_layer_without_forward_says_so() -> None:
     with pytest.raises(NotImplementedError, match="Layer defines no forward"):
         Layer()(floats(1))
