@@ -605,19 +605,14 @@ void layernorm_backward1(float* dinp, float* dweight, float* dbias, const float*
 template <typename Tdinp, typename Tparams, typename Tdout, typename Trest>
 void layernorm_backward2(Tdinp* dinp, Tparams* dweight, Tparams* dbias, const Tdout* dout, const Trest* inp, const Tparams* weight, const Trest* mean, const Trest* rstd, int B, int T, int C, int block_size) {
     assert(block_size % 32 == 0);
-    float* dweight_tmp;
-    float* dbias_tmp;
-    cudaCheck(cudaMalloc(&dweight_tmp, C * sizeof(float)));
-    cudaCheck(cudaMalloc(&dbias_tmp, C * sizeof(float)));
-    cudaCheck(cudaMemset(dweight_tmp, 0, C * sizeof(float)));
-    cudaCheck(cudaMemset(dbias_tmp, 0, C * sizeof(float)));
-    const int blocks = ceil_div(B * T, block_size / 32);
-    layernorm_backward_kernel2<<<blocks, block_size>>>(dinp, dweight, dbias, dout, inp, weight, mean, rstd, B, T, C, dweight_tmp, dbias_tmp);
+    float* sums; // C floats for dweight, then C for dbias
+    cudaCheck(cudaMalloc(&sums, 2 * C * sizeof(float)));
+    cudaCheck(cudaMemset(sums, 0, 2 * C * sizeof(float)));
+    layernorm_backward_kernel2<<<ceil_div(B * T, block_size / 32), block_size>>>(dinp, dweight, dbias, dout, inp, weight, mean, rstd, B, T, C, sums, sums + C);
     cudaCheck(cudaGetLastError());
-    copy_to_dweight_dbias<<<ceil_div(C, 256), 256>>>(C, dbias, dweight, dbias_tmp, dweight_tmp);
+    copy_to_dweight_dbias<<<ceil_div(C, 256), 256>>>(C, dbias, dweight, sums + C, sums);
     cudaCheck(cudaGetLastError());
-    cudaCheck(cudaFree(dweight_tmp));
-    cudaCheck(cudaFree(dbias_tmp));
+    cudaCheck(cudaFree(sums));
 }
 
 template <typename Tdinp, typename Tparams, typename Tdout, typename Trest>
