@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from pycparser import c_ast, c_lexer, c_parser
 
 from llmc2py.diagnostics import Diagnostic, Severity, SourceSpan
 from llmc2py.frontend.cdouble import REAL_TYPES, UnreadableError, double_unit
-from llmc2py.frontend.ctext import CText, Item, expand_macros, matching_end
+from llmc2py.frontend.ctext import CText, Item, LineMap, expand_macros, matching_end
 
 _INTEGER_TYPES = {
     "int8_t": "signed char",
@@ -41,10 +41,10 @@ _INTEGER_TYPES = {
     "FILE": "int",
 }
 _SUPPLIED = frozenset({*_INTEGER_TYPES, *REAL_TYPES})
-_PRELUDE = "".join(
-    [f"typedef {ctype} {name};" for name, ctype in _INTEGER_TYPES.items()]
-    + [f"typedef float {name};" for name in REAL_TYPES if name != "float"]
-)
+_TYPEDEFS = {
+    **{name: f"typedef {ctype} {name};" for name, ctype in _INTEGER_TYPES.items()},
+    **{name: f"typedef float {name};" for name in REAL_TYPES if name != "float"},
+}
 _CANONICAL = {
     "_Bool": "bool",
     "char": "char",
@@ -100,7 +100,9 @@ def to_double(ctype: str) -> str:
     return re.sub(r"\b(?:float|floatX|half|bfloat16)\b", "double", ctype)
 
 
-def parse_references(text: str, file: str, *, preprocessed: bool = False) -> tuple[list[CReference], list[Diagnostic]]:
+def parse_references(
+    text: str, file: str, *, preprocessed: bool = False, places: Sequence[SourceSpan] | None = None
+) -> tuple[list[CReference], list[Diagnostic]]:
     """Find and read the reference functions of a ``.cu``, ``.cuh``, ``.h`` or ``.c`` text.
 
     Parameters
@@ -111,13 +113,17 @@ def parse_references(text: str, file: str, *, preprocessed: bool = False) -> tup
         The name that spans give to the text, relative to the source root.
     preprocessed
         The text has been preprocessed already: its macros are expanded, only conditionals may be left.
+    places
+        The original place of each line of the text, where something other than ``#line`` directives knows it.
 
     Returns
     -------
     tuple
         The references in source order, and a warning for each function that could not be read.
     """
-    source = CText(text, file)
+    if "_cpu" not in text and not file.endswith(".c"):
+        return [], []
+    source = CText(text, file, LineMap.from_places(places) if places else None)
     source, diagnostics = _expanded(source, file, preprocessed)
     references = []
     found = _find(source, file)
@@ -272,7 +278,9 @@ class _Plain:
     def unit(self) -> str:
         """Return the translation unit to parse."""
         placeholders = "".join(f"typedef int {name};" for name in self.operands.values())
-        return f"{_PRELUDE}{placeholders}{self.text}\n{''.join(self._declarations)}"
+        text = f"{placeholders}{self.text}\n{''.join(self._declarations)}"
+        used = set(re.findall(r"[A-Za-z_]\w*", text))
+        return "".join(typedef for name, typedef in _TYPEDEFS.items() if name in used) + text
 
     def _deduced(self, text: str) -> str:
         """``auto x = e``: the type of ``e`` as a value, without its qualifiers."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,7 @@ _QUALIFIER = re.compile(
     r"|__extension__|noexcept)\b"
 )
 _TRANSPARENT = re.compile(r'(?:\bextern\s*"[^"]*"|\bnamespace\b[\w\s:]*)\s*$')
+_HAS_INCLUDE = re.compile(r"\b__has_include\s*\([^()\n]*\)")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _FUNCTION_END = re.compile(r"\)\s*(?:const|override|final)?\s*$")
 _NAME_AT_END = re.compile(r"(~?[A-Za-z_]\w*)\s*$")
@@ -77,7 +78,7 @@ class CText:
             Directive(match.start(), match.end(), match["keyword"], match["body"])
             for match in _DIRECTIVE.finditer(skeleton)
         ]
-        self.lines = lines or LineMap(commentless, file, self.directives)
+        self.lines = lines or LineMap.from_directives(commentless, file, self.directives)
         self.with_directives = commentless
         blanks = [(directive.start, directive.end) for directive in self.directives]
         code, skeleton = _blank_ranges(commentless, blanks), _blank_ranges(skeleton, blanks)
@@ -142,18 +143,29 @@ class CText:
 
 
 class LineMap:
-    """Where the lines of a text come from, by its ``#line`` directives."""
+    """Where the lines of a text come from: ``origins[i]`` is the place of the line ``starts[i]``, counted from 1."""
 
-    def __init__(self, text: str, file: str, directives: Iterable[Directive]) -> None:
-        self._starts = [1]
-        self._origins = [(1, file)]
+    def __init__(self, starts: Sequence[int], origins: Sequence[tuple[int, str]]) -> None:
+        self._starts = starts
+        self._origins = origins
+
+    @classmethod
+    def from_directives(cls, text: str, file: str, directives: Iterable[Directive]) -> LineMap:
+        """Read the ``#line`` directives of a text that ``file`` holds."""
+        starts, origins = [1], [(1, file)]
         for directive in directives:
             if directive.keyword == "line" or directive.keyword.isdigit():
                 spelled = text[directive.start : directive.end].lstrip(" \t#").removeprefix("line")
                 match = _LINE_DIRECTIVE.match(spelled)
                 if match:
-                    self._starts.append(text.count("\n", 0, directive.end) + 2)
-                    self._origins.append((int(match[1]), match[2] or self._origins[-1][1]))
+                    starts.append(text.count("\n", 0, directive.end) + 2)
+                    origins.append((int(match[1]), match[2] or origins[-1][1]))
+        return cls(starts, origins)
+
+    @classmethod
+    def from_places(cls, places: Sequence[SourceSpan]) -> LineMap:
+        """Take the place of every line as given."""
+        return cls(range(1, len(places) + 1), [(place.line, place.file) for place in places])
 
     def span(self, raw_line: int, column: int = 1) -> SourceSpan:
         """Return the origin of a line (counted from 1) of the text."""
@@ -190,6 +202,8 @@ def expand_macros(source: CText, items: Iterable[Item] | None, defined: Iterable
         if directive.keyword not in (*_CONDITIONALS, "define", "undef")
     ]
     text = _blank_ranges(_keep_ranges(source.with_directives, kept), dropped)
+    # pcpp cannot evaluate __has_include, and no header is looked for here.
+    text = _HAS_INCLUDE.sub("0", text)
     expander = _Expander()
     for macro in defined:
         expander.define(f"{macro} 1")

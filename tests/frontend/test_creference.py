@@ -270,6 +270,21 @@ def test_line_directives_name_the_original_file():
     assert str(diagnostics[0]).startswith("llmc/gelu.cuh:43:10: warning: reference bad_cpu cannot be read")
 
 
+def test_places_of_lines_can_be_given():
+    places = [SourceSpan("a.cuh", 7), SourceSpan("b.cu", 3), SourceSpan("b.cu", 9)]
+    text = "void a_cpu(float* o) {}\nvoid b_cpu(float* o)\n{ o[0] = = 1; }"
+    references, diagnostics = parse_references(text, "b.cu", preprocessed=True, places=places)
+    assert references[0].span == SourceSpan("a.cuh", 7, 1)
+    assert diagnostics[0].span.origin == "b.cu:9"
+
+
+def test_has_include_is_answered_with_no(load):
+    text = "#if __has_include(<omp.h>)\n#define X 1\n#else\n#define X 2\n#endif\nvoid f_cpu(float* o) { o[0] = X; }"
+    out = np.zeros(1)
+    load(only(text))(pointer(out))
+    assert out[0] == 2.0
+
+
 def test_extern_c_and_namespaces_are_looked_into():
     text = (
         'extern "C" {\nnamespace a { namespace {\nvoid f_cpu(float* o) { o[0] = 1; }\n} }\n}\nvoid g_cpu(float* o) {}'
