@@ -46,7 +46,7 @@ def kernel(request: KernelRequest, device: int) -> CompiledKernel:
 
     Raises CompileError with the compiler's first errors, ToolMissingError where no compiler is found.
     """
-    key = (request.source.text, request.name, request.selector, request.precision)
+    key = (request.source.text, request.name, request.selector, request.precision, *request.parameters)
     found = _kernels.get(key)
     if found is None:
         # Built outside the lock: the cache lets one thread compile, and other kernels need not wait for it.
@@ -82,4 +82,4 @@ def empty(shape: tuple[int, ...], dtype: Any) -> Any:
     nbytes = int(np.prod(shape, dtype=np.int64)) * element.itemsize
     storage = np.empty(nbytes + _ALIGNMENT, np.uint8)
     start = -storage.ctypes.data % _ALIGNMENT
-    return storage[start : start + nbytes].view(element).reshape(shape)
+    return np.ndarray(shape, element, buffer=storage.data, offset=start)

@@ -161,10 +161,11 @@ void Checker::check_races(const Region &region, std::uintptr_t address, std::siz
     for (std::size_t index = first; index <= last; ++index) {
         Cell &cell = region.cells[index];
         raced(cell.write, true);
+        raced(cell.atomic, true);
         if (write) {
             raced(cell.read, false);
             raced(cell.earlier_read, false);
-            cell.write = now;
+            (now.kind == Access::atomic ? cell.atomic : cell.write) = now;
         } else {
             if (cell.read.thread != now.thread || cell.read.block != now.block) {
                 cell.earlier_read = cell.read;

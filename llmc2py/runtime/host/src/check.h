@@ -38,9 +38,10 @@ struct Access {
     Kind kind;
 };
 
-// Who touched some bytes last: the writer, and two readers, so that one of them is another thread than the next writer.
+// Who touched some bytes last. Two readers, so that one of them is another thread than the next writer; atomics apart,
+// so that they do not hide a plain store.
 struct Cell {
-    Access write, read, earlier_read;
+    Access write, atomic, read, earlier_read;
 };
 
 struct Region {
