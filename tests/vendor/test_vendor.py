@@ -1,0 +1,126 @@
+"""The vendored kernels: every file holds the functions that its callers expect, and compiles in each precision."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+TREE = Path(__file__).parents[2] / "vendor" / "llm.c"
+
+CONTENTS = {
+    "llmc/cuda_common.h": "cudaCheck_ cudaFreeCheck NvtxRange device_to_file file_to_device",
+    "llmc/cuda_utils.cuh": (
+        "load128 load128cs store128 store128cs store128cg sizeof_dtype dtype_of cast_value copy_and_cast_kernel "
+        "warpReduceSum warpReduceMax blockReduce global_sum_single_block_kernel global_sum_deterministic "
+        "cudaMallocConditionallyManaged SquirrelNoise5 Get2dNoiseUint stochastic_rounding"
+    ),
+    "llmc/gelu.cuh": "gelu_forward_kernel2 gelu_backward_inplace_kernel gelu_forward gelu_backward_inplace",
+    "llmc/layernorm.cuh": (
+        "layernorm_forward_kernel3 layernorm_forward_kernel6 fused_residual_forward_kernel5 residual_forward_kernel "
+        "layernorm_backward_kernel10 layernorm_forward residual_forward fused_residual_forward5 layernorm_backward"
+    ),
+    "dev/cuda/common.h": (
+        "ceil_div warpReduceSum blockReduce cuda_check load128 load128cs store128 store128cs store128cg "
+        "make_random_float_01 make_random_float make_random_int make_zeros_float make_ones_float memcpy_convert "
+        "setup_main validate_result benchmark_kernel"
+    ),
+    "dev/cuda/gelu_forward.cu": (
+        "gelu_forward_cpu gelu_forward_kernel1 gelu_forward_kernel2 gelu_forward1 gelu_forward2 gelu_forward main"
+    ),
+    "dev/cuda/gelu_backward.cu": "gelu_backward_cpu gelu_backward1 gelu_backward2 gelu_backward main",
+    "dev/cuda/residual_forward.cu": (
+        "residual_forward_cpu residual_forward_kernel1 residual_forward_kernel2 residual_forward1 residual_forward2 "
+        "residual_forward main"
+    ),
+    "dev/cuda/layernorm_forward.cu": " ".join(
+        ["layernorm_forward_cpu", "mean_kernel", "rstd_kernel", "normalization_kernel", "layernorm_forward", "main"]
+        + [f"layernorm_forward_kernel{n}" for n in (1, 3, 4, 5, 6)]
+        + [f"layernorm_forward{n}" for n in range(1, 7)]
+    ),
+    "dev/cuda/layernorm_backward.cu": " ".join(
+        ["layernorm_forward_cpu", "layernorm_backward_cpu", "atomicAddX", "copy_to_dweight_dbias"]
+        + ["layernorm_backward", "main"]
+        + [f"layernorm_backward_kernel{n}" for n in range(1, 11)]
+        + [f"layernorm_backward{n}" for n in range(1, 11)]
+    ),
+    "dev/cuda/fused_residual_forward.cu": " ".join(
+        ["residual_forward_cpu", "layernorm_forward_cpu", "residual_forward_kernel1", "layernorm_forward_kernel1"]
+        + [f"fused_residual_forward_kernel{n}" for n in (4, 5, 6)]
+        + [f"fused_residual_forward{n}" for n in range(1, 7)]
+        + ["fused_residual_forward", "main"]
+    ),
+}
+
+
+def defined_functions(text: str) -> set[str]:
+    """Names that are followed by a parameter list and a body, or a constructor's initialisers."""
+    code = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.S)
+    code = re.sub(r"__launch_bounds__\([^)]*\)", "", code)
+    return set(re.findall(r"\b(\w+)\([^();{}]*(?:\([^();{}]*\)[^();{}]*)*\)\s*[:{]", code))
+
+
+@pytest.mark.parametrize("path", CONTENTS)
+def test_file_defines_its_functions(path: str) -> None:
+    missing = set(CONTENTS[path].split()) - defined_functions((TREE / path).read_text())
+    assert not missing
+
+
+def test_table_lists_every_kernel() -> None:
+    unlisted = []
+    for path, names in CONTENTS.items():
+        text = re.sub(r"__launch_bounds__\([^)]*\)", "", (TREE / path).read_text())
+        kernels = re.findall(r"__global__\s+void\s+(\w+)\(", text)
+        unlisted += [f"{path}: {kernel}" for kernel in kernels if kernel not in names.split()]
+    # A kernel of ours beside those of the interface: the fallback for rows that shared memory cannot hold.
+    assert unlisted == ["llmc/layernorm.cuh: residual_rows_kernel"]
+
+
+def test_readme_says_what_is_ours() -> None:
+    readme = (TREE / "README.md").read_text()
+    assert "not a copy of karpathy/llm.c" in readme
+    assert "f1e2ace" in readme
+
+
+def test_references_are_plain_c() -> None:
+    for path in CONTENTS:
+        text = (TREE / path).read_text()
+        for body in re.findall(r"^void \w+_cpu\(.*?^}", text, flags=re.S | re.M):
+            assert not re.search(r"\b(auto|nullptr|template|std::|const int \w+ =.*\bauto\b|static_cast)\b|//", body), (
+                path
+            )
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
+@pytest.mark.parametrize("precision", ["FP32", "FP16", "BF16"])
+def test_headers_compile(tmp_path: Path, precision: str) -> None:
+    unit = tmp_path / "headers.cu"
+    unit.write_text('#include "llmc/gelu.cuh"\n#include "llmc/layernorm.cuh"\ncudaDeviceProp deviceProp;\n')
+    compile_unit(unit, f"-DENABLE_{precision}", f"-I{TREE}")
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
+@pytest.mark.parametrize("path", [path for path in CONTENTS if path.endswith(".cu")])
+def test_program_compiles(path: str) -> None:
+    compile_unit(TREE / path)
+
+
+def compile_unit(unit: Path, *options: str) -> None:
+    command = [
+        "nvcc",
+        "-std=c++17",
+        "-arch=sm_90",
+        "-Xcicc",
+        "-O1",
+        "-Xptxas",
+        "-O1",
+        *options,
+        "-c",
+        str(unit),
+        "-o",
+        "/dev/null",
+    ]
+    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert outcome.returncode == 0, outcome.stderr
+    assert "warning" not in outcome.stderr
