@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -51,6 +52,8 @@ class FakeKernel:
         return 2048 // block_size
 
     def launch(self, grid: Any, block: Any, shared: int, stream: int, args: int) -> None:
+        # As a real launch, this lets other threads run while it reads its arguments.
+        time.sleep(self.backend.launch_seconds)
         count = len(self.request.parameters)
         table = (ctypes.c_void_p * count).from_address(args)
         cells = [ctypes.c_uint64.from_address(pointer).value for pointer in table]
@@ -69,6 +72,7 @@ class FakeBackend:
         self.kernels: dict[Any, FakeKernel] = {}
         self.max_threads: dict[str, int] = {}
         self.allocations = 0
+        self.launch_seconds = 0.0
 
     def kernel(self, request: Any, device: int) -> FakeKernel:
         return self.kernels.setdefault((request, device), FakeKernel(self, request))

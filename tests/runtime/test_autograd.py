@@ -103,6 +103,16 @@ def test_a_tensor_used_several_times_sums_without_touching_a_summand() -> None:
     np.testing.assert_array_equal(dy, [1, 1])
 
 
+def test_a_gradient_that_is_passed_on_twice_is_not_summed_in_place() -> None:
+    x = tensor(3)
+    h = Square.apply(x)
+    y = Add.apply(Add.apply(h, h), Add.apply(h, h))
+    dy = ones(y)
+    y.backward(dy)
+    np.testing.assert_array_equal(x.grad, [24])
+    np.testing.assert_array_equal(dy, [1])
+
+
 def test_a_diamond_goes_through_its_tip_once() -> None:
     calls = []
 

@@ -159,6 +159,29 @@ def test_inputs_as_they_lie_are_taken_as_their_contiguous_copies_are(scaling: An
     assert scaling.launches[-1][4][1] % 16 == 0
 
 
+def test_alignment_is_looked_at_in_every_call(scaling: Any) -> None:
+    scale_forward, _ = new_launcher()
+    whole = floats(68)
+    for start in (0, 1, 0, 4, 1):
+        out, inp = np.zeros(64, np.float32), whole[start : start + 64]
+        scale_forward(out, inp, None, 2.0, 64)
+        np.testing.assert_array_equal(out, inp * 2)
+        assert scaling.launches[-1][4][1] % 16 == 0
+
+
+def test_the_alignment_that_a_kernel_needs_holds_for_its_launcher(scaling: Any) -> None:
+    plain = [Param("out", "floatX*"), Param("inp", "const floatX*"), Param("N", "int")]
+
+    @launcher(plain)
+    def scale_plainly(plan: Plan, out: Pointer, inp: Pointer, N: int) -> None:
+        plan.launch(SCALE, 1, 32, 0, out, inp, None, 2.0, N)
+
+    out, inp = np.zeros(9, np.float32)[1:], floats(9)[1:]
+    scale_plainly(out, inp, 8)
+    np.testing.assert_array_equal(out, inp * 2)
+    assert [cell % 16 for cell in scaling.launches[-1][4][:2]] == [0, 0]
+
+
 @pytest.mark.parametrize("form", ["transposed", "sliced", "shifted"])
 def test_outputs_as_they_lie_are_written_back_and_nothing_beside_them(scaling: Any, form: str) -> None:
     base = np.full((6, 8), 7, np.float32)
@@ -329,12 +352,13 @@ def test_scratch_memset_and_memcpy_run_in_order(fake: Any, at_address: Any) -> N
 
 def test_threads_do_not_share_argument_blocks(scaling: Any) -> None:
     scale_forward, _ = new_launcher()
+    scaling.launch_seconds = 1e-4
     wrong: list[int] = []
 
     def work(seed: int) -> None:
         inp = floats(64) + seed
         out = np.zeros(64, np.float32)
-        for _ in range(200):
+        for _ in range(50):
             out[...] = 0
             scale_forward(out, inp, None, 2.0, 64)
             if not np.array_equal(out, inp * 2):
