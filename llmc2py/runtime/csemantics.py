@@ -73,7 +73,7 @@ def c_float(value: Any, ctype: str, name: str, callee: str = "") -> float:
     """
     label = _label(name, callee)
     try:
-        if isinstance(value, (str, bytes)) or np.shape(value) != ():
+        if value.__class__ is not float and (isinstance(value, (str, bytes)) or np.shape(value) != ()):
             raise TypeError
         number = float(value)
     except (TypeError, ValueError):

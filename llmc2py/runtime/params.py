@@ -34,6 +34,17 @@ _VECTOR_ELEMENTS = {
 _DTYPE_NAMES: dict[np.dtype[Any], str] = {dtype: ctype for ctype, dtype in reversed(C_DTYPES.items())}
 
 
+@functools.cache
+def array_dtype(base: str, precision: str) -> np.dtype[Any] | None:
+    """Return the dtype of arrays of a canonical C type; None for ``void`` and vectors. Raises KeyError for others."""
+    return None if base in _UNTYPED or _VECTOR.fullmatch(base) else c_dtype(base, precision)
+
+
+@functools.cache
+def _base_and_star(ctype: str) -> tuple[str, str]:
+    return ctype.removeprefix("const ").rstrip("* "), "*" if ctype.endswith("*") else ""
+
+
 @dataclass(frozen=True)
 class Param:
     """A parameter of a kernel or launcher.
@@ -86,10 +97,8 @@ class Param:
         Raises TypeError for a type that no array has, such as a struct.
         """
         base = types.get(self.base, self.base)
-        if base in _UNTYPED or _VECTOR.fullmatch(base):
-            return None
         try:
-            return c_dtype(base, precision)
+            return array_dtype(base, precision)
         except KeyError:
             raise TypeError(f"`{self.name}` is {self.ctype}; there are no arrays of {base}") from None
 
@@ -121,9 +130,8 @@ class Binding:
 
     def ctype(self, ctype: str) -> str:
         """Return a C type without ``const``, with template parameters replaced."""
-        pointer = ctype.endswith("*")
-        base = ctype.removeprefix("const ").rstrip("* ")
-        return self.types.get(base, base) + ("*" if pointer else "")
+        base, star = _base_and_star(ctype)
+        return self.types.get(base, base) + star
 
 
 def type_name(given: Any, label: str) -> str:
@@ -146,6 +154,7 @@ def dtype_name(dtype: np.dtype[Any], label: str) -> str:
         raise TypeError(f"{label} is {dtype}, which no C type of a kernel stands for") from None
 
 
+@functools.cache
 def element_size(base: str, precision: str) -> int:
     """Return the size of a canonical C type in bytes; vectors such as ``float4`` and ``x128`` included."""
     if base.endswith("*"):

@@ -13,7 +13,16 @@ from llmc2py.runtime.backends import CompiledKernel, DeviceProperties, Dim3
 from llmc2py.runtime.csemantics import c_scalar
 from llmc2py.runtime.dtypes import c_dtype
 from llmc2py.runtime.errors import LaunchError
-from llmc2py.runtime.params import Binding, Param, TemplateParam, TemplateValue, bind, element_size, scalar_type
+from llmc2py.runtime.params import (
+    Binding,
+    Param,
+    TemplateParam,
+    TemplateValue,
+    array_dtype,
+    bind,
+    element_size,
+    scalar_type,
+)
 
 if TYPE_CHECKING:
     from llmc2py.runtime.kernel import Instance, Kernel
@@ -260,7 +269,12 @@ class Plan:
         return arg.cast(binding.ctype(param.ctype))
 
     def _pointed_dtype(self, arg: Argument) -> np.dtype[Any] | None:
-        return Param("", arg.ctype).dtype(self.precision) if isinstance(arg, Pointer) else None
+        if not isinstance(arg, Pointer):
+            return None
+        try:
+            return array_dtype(arg.base, self.precision)
+        except KeyError:
+            raise TypeError(f"{self.callee.name}: {arg.ctype} is no pointer to numbers{self._origin()}") from None
 
     def _check_pointer(self, kernel: Kernel, param: Param, pointer: Pointer) -> None:
         """Alignment of the offset (the slot's own is seen to at the call), and reach of 32-bit indices (CASES A12)."""

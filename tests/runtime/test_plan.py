@@ -132,6 +132,7 @@ def test_an_empty_grid_launches_nothing() -> None:
         (lambda out, inp: (out, inp, 1), TypeError, r"`sums` is floatX\* \(float16\), but float\* takes float32"),
         (lambda out, inp: (out.cast("float*"), inp, 2**31), OverflowError, "sums: `N` is 2147483648"),
         (lambda out, inp: (out.cast("float*"), inp, 1.5), TypeError, "int takes an integer"),
+        (lambda out, inp: (out.cast("Shape*"), inp, 1), TypeError, r"Shape\* is no pointer to numbers"),
         (lambda out, inp: (out.cast("float*"), inp), TypeError, "sums takes 3 arguments, 2 are given"),
     ],
 )
