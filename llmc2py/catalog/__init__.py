@@ -1,1 +1,102 @@
-"""TODO"""
+"""The catalogue: one TOML file per op. See ``CONTRIBUTING.md`` for how to write one."""
+
+from __future__ import annotations
+
+import pathlib
+import tomllib
+from importlib import resources
+from typing import Any
+
+from llmc2py.diagnostics import UsageError
+from llmc2py.ir.catalog import CatalogEntry, PassEntry
+from llmc2py.ir.plans import ArraySpec, CReferenceCall
+
+_KEYS = frozenset(
+    {"name", "layer", "summary", "source", "launchers", "kernels", "uses", "inputs", "parameters", "outputs", "forward",
+     "backward", "extents", "reference", "fast_sizes"}
+)  # fmt: skip
+_REQUIRED = ("name", "layer", "summary", "source", "inputs", "outputs", "forward", "reference")
+
+
+def builtin_entries() -> list[CatalogEntry]:
+    """Return the entries that come with llmc2py, by name."""
+    folder = resources.files(__name__)
+    files = sorted((item for item in folder.iterdir() if item.name.endswith(".toml")), key=lambda item: item.name)
+    return [parse_entry(item.read_text(encoding="utf-8"), f"catalog/{item.name}") for item in files]
+
+
+def read_entry(path: pathlib.Path) -> CatalogEntry:
+    """Read one entry. Raises UsageError for a file that is missing, no TOML, or no entry."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: the catalogue entry cannot be read: {error}") from error
+    return parse_entry(text, path.name)
+
+
+def parse_entry(text: str, file: str) -> CatalogEntry:
+    """Parse the text of one entry. Raises UsageError that names the file and the key."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{file}: not TOML: {error}") from error
+    missing = [key for key in _REQUIRED if key not in table]
+    unknown = sorted(set(table) - _KEYS)
+    if missing or unknown:
+        said = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has unknown keys {', '.join(unknown)}"] * bool(
+            unknown
+        )
+        raise UsageError(f"{file}: the catalogue entry {' and '.join(said)}")
+    try:
+        return _entry(table, file)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise UsageError(f"{file}: the catalogue entry is malformed: {error!r}") from error
+
+
+def _entry(table: dict[str, Any], file: str) -> CatalogEntry:
+    reference = table["reference"]
+    return CatalogEntry(
+        file=file,
+        name=_identifier(table["name"]),
+        layer=_identifier(table["layer"]),
+        summary=str(table["summary"]),
+        source=str(table["source"]),
+        launchers=tuple(map(str, table.get("launchers", ()))),
+        kernels=tuple(map(str, table.get("kernels", ()))),
+        uses=tuple(map(str, table.get("uses", ()))),
+        inputs=_arrays(table["inputs"]),
+        parameters=_arrays(table.get("parameters", {})),
+        outputs=_arrays(table["outputs"]),
+        forward=_pass(table["forward"]),
+        backward=_pass(table.get("backward", {"recipe": ""})),
+        extents={
+            name: {key: str(value) for key, value in extents.items()}
+            for name, extents in table.get("extents", {}).items()
+        },
+        reference_forward=str(reference["forward"]).strip(),
+        reference_backward=str(reference.get("backward", "")).strip(),
+        c_references=tuple(
+            CReferenceCall(item["function"], item["file"], item["call"]) for item in reference.get("c", ())
+        ),
+        fast_sizes=str(table.get("fast_sizes", "all")),
+        reduction=reference.get("reduction"),
+    )
+
+
+def _identifier(value: object) -> str:
+    if not (isinstance(value, str) and value.isidentifier()):
+        raise ValueError(f"{value!r} is no name")
+    return value
+
+
+def _arrays(table: dict[str, Any]) -> tuple[ArraySpec, ...]:
+    found = []
+    for name, value in table.items():
+        spec = {"shape": value} if isinstance(value, str) else value
+        found.append(ArraySpec(_identifier(name), tuple(spec["shape"].split()), spec.get("doc", ""), spec.get("init")))
+    return tuple(found)
+
+
+def _pass(table: dict[str, Any]) -> PassEntry:
+    gradients = tuple((str(key), str(value)) for key, value in table.get("gradients", {}).items())
+    return PassEntry(str(table["recipe"]).strip(), tuple(map(str, table.get("saves", ()))), gradients)

@@ -46,7 +46,9 @@ class StatementReader:
     # const int a = 1, b = 2;   dim3 grid(x, y);   auto f = [&](auto n) { … };
     def _declaration(self, node: Node) -> ir.Body:
         base = read_type(self.tree, node)
-        is_static = any(item.type == "storage_class_specifier" and self.tree.text(item) == "static" for item in node.children)
+        is_static = any(
+            item.type == "storage_class_specifier" and self.tree.text(item) == "static" for item in node.children
+        )
         return tuple(
             statement
             for item in node.children_by_field_name("declarator")
@@ -116,7 +118,9 @@ class StatementReader:
         function = child(node, "function")
         parts = self.expressions.read_all(named(configuration))
         if not 2 <= len(parts) <= 4:
-            return ir.Unsupported(self.tree.span(node), self.tree.text(node), "a launch takes 2 to 4 configuration values")
+            return ir.Unsupported(
+                self.tree.span(node), self.tree.text(node), "a launch takes 2 to 4 configuration values"
+            )
         padded = [*parts, None, None][:4]
         return ir.Launch(
             self.tree.span(node),
@@ -154,7 +158,11 @@ class StatementReader:
         )
 
     def _while_statement(self, node: Node) -> ir.Body:
-        return (ir.While(self.tree.span(node), self._condition(child(node, "condition")), self.read_body(child(node, "body"))),)
+        return (
+            ir.While(
+                self.tree.span(node), self._condition(child(node, "condition")), self.read_body(child(node, "body"))
+            ),
+        )
 
     def _switch_statement(self, node: Node) -> ir.Body:
         subject = self._condition(child(node, "condition"))

@@ -99,12 +99,23 @@ class ExpressionReader:
 
     # a = b inside an expression
     def _assignment_expression(self, node: Node) -> ir.Expression:
-        return ir.Unreadable(self.tree.span(node), self.tree.text(node), "an assignment inside an expression is not supported")
+        return ir.Unreadable(
+            self.tree.span(node), self.tree.text(node), "an assignment inside an expression is not supported"
+        )
 
     # (float*)p
     def _cast_expression(self, node: Node) -> ir.Expression:
-        ctype = read_descriptor(self.tree, child(node, "type"))
-        return ir.Cast(self.tree.span(node), ctype, self.read(child(node, "value")))
+        descriptor, value = child(node, "type"), self.read(child(node, "value"))
+        ctype = read_descriptor(self.tree, descriptor)
+        if (
+            child(descriptor, "type").type == "qualified_identifier"
+            and not ctype.pointers
+            and isinstance(value, ir.Unary)
+        ):
+            # (x128::size) - 1, which the grammar takes for a cast of -1
+            owner = ir.Name(self.tree.span(node), re.sub(r"\s+", "", self.tree.text(descriptor)))
+            return ir.Binary(self.tree.span(node), value.operator, owner, value.operand)
+        return ir.Cast(self.tree.span(node), ctype, value)
 
     # sizeof(floatX), sizeof x
     def _sizeof_expression(self, node: Node) -> ir.Expression:
@@ -135,7 +146,9 @@ class ExpressionReader:
     def _compound_literal_expression(self, node: Node) -> ir.Expression:
         spec = child(node, "type")
         arguments = self.read_all(named(child(node, "value")))
-        return ir.Construct(self.tree.span(node), CType(type_name(self.tree, spec)), self.template_arguments(spec), arguments)
+        return ir.Construct(
+            self.tree.span(node), CType(type_name(self.tree, spec)), self.template_arguments(spec), arguments
+        )
 
     # f(a), f<T>(a), static_cast<int>(x), int(x), dim3(a, b), std::min(a, b), p->bs()
     def _call_expression(self, node: Node) -> ir.Expression:
@@ -163,7 +176,10 @@ class ExpressionReader:
         text = self.tree.text(node)
         if node.type == "type_descriptor":
             ctype = read_descriptor(self.tree, node)
-            plain = node.named_child_count == 1 and node.named_children[0].type in ("type_identifier", "qualified_identifier")
+            plain = node.named_child_count == 1 and node.named_children[0].type in (
+                "type_identifier",
+                "qualified_identifier",
+            )
             value = ir.Name(self.tree.span(node), re.sub(r"\s+", "", text)) if plain else None
             return ir.TemplateArgument(ctype, value, text)
         return ir.TemplateArgument(None, self.read(node), text)

@@ -117,9 +117,15 @@ class IntentAnalysis:
             return left or self._pointer_root(function, child(node, "right"))
         if node.type == "pointer_expression" and self.tree.source[node.start_byte : node.start_byte + 1] == b"&":
             inner = _bare(child(node, "argument"))
-            return self._pointer_root(function, child(inner, "argument")) if inner.type == "subscript_expression" else None
+            return (
+                self._pointer_root(function, child(inner, "argument")) if inner.type == "subscript_expression" else None
+            )
         if node.type == "cast_expression":
-            return self._pointer_root(function, child(node, "value")) if "*" in self.tree.text(child(node, "type")) else None
+            return (
+                self._pointer_root(function, child(node, "value"))
+                if "*" in self.tree.text(child(node, "type"))
+                else None
+            )
         if node.type == "call_expression" and self._callee(node) in _CASTS:
             return self._pointer_root(function, named(child(node, "arguments"))[0])
         if node.type == "conditional_expression":
@@ -143,11 +149,11 @@ class IntentAnalysis:
     # --- accesses
 
     def _visit(self, function: _Function, node: Node) -> None:
-        if node.type == "subscript_expression":
-            self._visit_access(function, node, child(node, "argument"))
-        elif node.type == "pointer_expression" and self.tree.source[node.start_byte : node.start_byte + 1] == b"*":
-            self._visit_access(function, node, child(node, "argument"))
-        elif node.type == "field_expression" and "->" in self.tree.text(node):
+        if (
+            node.type == "subscript_expression"
+            or (node.type == "pointer_expression" and self.tree.source[node.start_byte : node.start_byte + 1] == b"*")
+            or (node.type == "field_expression" and "->" in self.tree.text(node))
+        ):
             self._visit_access(function, node, child(node, "argument"))
         elif node.type == "call_expression":
             self._visit_call(function, node)
@@ -189,7 +195,9 @@ class IntentAnalysis:
 
     def _is_sum_with(self, function: _Function, root: str, value: Node) -> bool:
         while value.type == "cast_expression" or (value.type == "call_expression" and self._callee(value) == "floatX"):
-            value = _bare(child(value, "value") if value.type == "cast_expression" else named(child(value, "arguments"))[0])
+            value = _bare(
+                child(value, "value") if value.type == "cast_expression" else named(child(value, "arguments"))[0]
+            )
         if value.type == "identifier":
             name = self.tree.text(value)
             return function.loaded.get(name) == root and self._only_added_to(function, name)
@@ -298,7 +306,8 @@ class IntentAnalysis:
             return 0
         for item in walk(function.node):
             if item.type == "declaration" and any(
-                declared(self.tree, child(one, "declarator") if one.type == "init_declarator" else one, CType(""))[0] == name
+                declared(self.tree, child(one, "declarator") if one.type == "init_declarator" else one, CType(""))[0]
+                == name
                 for one in item.children_by_field_name("declarator")
             ):
                 kind = item.child_by_field_name("type")
@@ -323,7 +332,10 @@ def _outermost_place(node: Node) -> Node:
     """``p[i].x`` and ``(p[i])``: the whole of the place that an assignment would change."""
     while node.parent is not None and (
         node.parent.type == "parenthesized_expression"
-        or (node.parent.type in ("field_expression", "subscript_expression") and node.parent.child_by_field_name("argument") == node)
+        or (
+            node.parent.type in ("field_expression", "subscript_expression")
+            and node.parent.child_by_field_name("argument") == node
+        )
     ):
         node = node.parent
     return node

@@ -16,9 +16,7 @@ _CONDITIONALS = frozenset({"preproc_if", "preproc_ifdef", "preproc_elif", "prepr
 _DEVICE_WORDS = re.compile(r"\b(__device__|__global__|__constant__|constexpr)\b")
 _ALIGNMENT = r"(?:__align__|alignas)\s*\(\s*\d+\s*\)\s*"
 _DYNAMIC_SHARED = re.compile(rf"(?:extern\s+__shared__|__shared__\s+extern|extern\s+{_ALIGNMENT}__shared__)\s+")
-_SHARED_ALIGN = re.compile(
-    rf"(extern __shared__ )(?:{_ALIGNMENT})?([\w:<>, *]+?\s*\w+)\s*(?:{_ALIGNMENT})?\[\s*\]\s*;"
-)
+_SHARED_ALIGN = re.compile(rf"(extern __shared__ )(?:{_ALIGNMENT})?([\w:<>, *]+?\s*\w+)\s*(?:{_ALIGNMENT})?\[\s*\]\s*;")
 
 
 @dataclass(frozen=True)

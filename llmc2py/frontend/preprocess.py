@@ -78,6 +78,8 @@ class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
         self.root = root
         self.texts = texts
         self.headers = headers
+        self.macros: dict[str, Any]
+        self.include_once: dict[str, Any]
         self.line_directive = "#line"
         self.diagnostics: list[Diagnostic] = []
         self.includes: dict[str, None] = {}
@@ -92,7 +94,7 @@ class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
             self._relative[path] = (absolute.relative_to(self.root) if inside else absolute).as_posix()
         return self._relative[path]
 
-    def parsegen(self, input: str, source: str | None = None, abssource: str | None = None) -> Iterator[Any]:  # noqa: A002
+    def parsegen(self, input: str, source: str | None = None, abssource: str | None = None) -> Iterator[Any]:
         """Expand a file; an included file that was met before under the same macros is not expanded again."""
         if self.include_depth == 0 or abssource is None:
             yield from super().parsegen(input, source, abssource)
@@ -104,7 +106,11 @@ class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
             self.includes, self.system_headers = {}, {}
             tokens = [copy.copy(token) for token in super().parsegen(input, source, abssource)]
             header = ExpandedHeader(
-                tuple(tokens), dict(self.macros), dict(self.include_once), tuple(self.includes), tuple(self.system_headers)
+                tuple(tokens),
+                dict(self.macros),
+                dict(self.include_once),
+                tuple(self.includes),
+                tuple(self.system_headers),
             )
             self.includes, self.system_headers = includes, system_headers
             if len(self.diagnostics) == before:
@@ -135,7 +141,10 @@ class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
         path = pathlib.Path(includepath).resolve()
         if not path.is_relative_to(self.root):
             self._report(
-                Severity.WARNING, self.source, self.lexer.lineno, f"include {includepath!r} leaves the source tree: ignored"
+                Severity.WARNING,
+                self.source,
+                self.lexer.lineno,
+                f"include {includepath!r} leaves the source tree: ignored",
             )
             raise OSError(f"{includepath} is outside the source tree")
         if path not in self.texts:
@@ -152,7 +161,9 @@ class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
     def on_unknown_macro_function_in_expr(self, ident: str) -> object:
         return lambda *_: 0
 
-    def on_directive_handle(self, directive: object, toks: list[object], ifpassthru: bool, precedingtoks: object) -> bool | None:
+    def on_directive_handle(
+        self, directive: object, toks: list[object], ifpassthru: bool, precedingtoks: object
+    ) -> bool | None:
         name = directive.value  # type: ignore[attr-defined]
         words = [tok.value for tok in toks if not tok.value.isspace()]  # type: ignore[attr-defined]
         if name == "define" and words and words[0] in PRECISION_MACROS:

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from llmc2py.diagnostics import Diagnostic, Severity, SourceSpan, UsageError
-from llmc2py.ir.conditions import precisions_of
 from llmc2py.frontend.creference import parse_references
 from llmc2py.frontend.declarations import FunctionHeader, read_header, read_template
 from llmc2py.frontend.hostcode import StatementReader, launch_sites
@@ -19,6 +18,7 @@ from llmc2py.frontend.preprocess import HeaderCache, PreprocessedText, preproces
 from llmc2py.frontend.scope import ScopeReader
 from llmc2py.frontend.slicer import Slicer
 from llmc2py.frontend.syntax import Node, SyntaxTree, errors, parse, walk
+from llmc2py.ir.conditions import precisions_of
 from llmc2py.ir.library import Item, Kernel, Launcher, Library, Parameter, Reference, Scope, SourceFile
 
 CUDA_SUFFIXES = frozenset({".cu", ".cuh"})
@@ -71,9 +71,7 @@ class ReadCache:
     items: dict[object, Item] = field(default_factory=dict)
 
 
-def read_file(
-    path: pathlib.Path, root: pathlib.Path, cache: ReadCache
-) -> tuple[SourceFile | None, list[Diagnostic]]:
+def read_file(path: pathlib.Path, root: pathlib.Path, cache: ReadCache) -> tuple[SourceFile | None, list[Diagnostic]]:
     """Read one file of a tree (paths resolved); None and an error where it is no text or cannot be opened."""
     name = path.relative_to(root).as_posix()
     try:
@@ -85,9 +83,7 @@ def read_file(
         return None, [Diagnostic(Severity.ERROR, SourceSpan(name, 1), f"cannot be read: {reason}")]
     unit = UnitReader(text, cache.items)
     references, found = parse_references(cache.texts[path], name)
-    converted = tuple(
-        Reference(item.name, item.span, item.double_params, item.double_source) for item in references
-    )
+    converted = tuple(Reference(item.name, item.span, item.double_params, item.double_source) for item in references)
     return unit.read(converted), [*text.diagnostics, *unit.diagnostics, *found]
 
 
@@ -103,7 +99,9 @@ class UnitReader:
         self.items = [self._item(declaration, order, known) for order, declaration in enumerate(self.declarations)]
         self.slicer = Slicer(self.items, text.system_headers)
         self.functions = self._functions()
-        self.intents = IntentAnalysis(self.tree, {name: [node for node, _ in found] for name, found in self.functions.items()})
+        self.intents = IntentAnalysis(
+            self.tree, {name: [node for node, _ in found] for name, found in self.functions.items()}
+        )
         self.statements = StatementReader(self.tree)
 
     def read(self, references: tuple[Reference, ...]) -> SourceFile:
@@ -171,9 +169,7 @@ class UnitReader:
                 found.append(replace(parameter, type=ctype))
                 continue
             found.append(
-                replace(
-                    parameter, type=ctype, intent=access.intent, alignment=access.width, nullable=access.nullable
-                )
+                replace(parameter, type=ctype, intent=access.intent, alignment=access.width, nullable=access.nullable)
             )
         return tuple(found)
 
@@ -185,7 +181,11 @@ class UnitReader:
             for node, declaration in versions:
                 item = self.items[self.declarations.index(declaration)]
                 header = read_header(self.tree, node)
-                if header is None or _is_kernel(item) or (item.is_device and "__host__" not in header.words and name not in wanted):
+                if (
+                    header is None
+                    or _is_kernel(item)
+                    or (item.is_device and "__host__" not in header.words and name not in wanted)
+                ):
                     continue
                 template = read_template(self.tree, declaration.template) if declaration.template is not None else ()
                 parameters = tuple(replace(one, type=self.scope.resolve(one.type)) for one in header.parameters)
@@ -216,7 +216,11 @@ class UnitReader:
         for node in errors(self.tree.root):
             span = self.tree.span(node)
             text = " ".join(self.tree.text(node).split())[:60]
-            message = f"{self.tree.text(node.parent)[:40] if node.parent else ''} lacks {node.type}" if node.is_missing else f"cannot be parsed: {text!r}"
+            message = (
+                f"{self.tree.text(node.parent)[:40] if node.parent else ''} lacks {node.type}"
+                if node.is_missing
+                else f"cannot be parsed: {text!r}"
+            )
             if span.file == self.text.file:
                 self.diagnostics.append(Diagnostic(Severity.WARNING, span, f"{message}; the rest of the file is read"))
 

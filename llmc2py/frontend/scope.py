@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from llmc2py.ir.conditions import PRECISIONS, holds
 from llmc2py.frontend.declarations import declared, function_declarator, read_descriptor, read_template, read_type
 from llmc2py.frontend.hostexpressions import ExpressionReader
 from llmc2py.frontend.items import Declaration
 from llmc2py.frontend.syntax import Node, SyntaxTree, child, named, walk
+from llmc2py.ir.conditions import PRECISIONS, holds
 from llmc2py.ir.expressions import Expression, Number, TemplateArgument
 from llmc2py.ir.library import ClassConstant, TypeAlias
 from llmc2py.ir.types import CType, canonical_name
@@ -81,7 +81,9 @@ class ScopeReader:
             self._read_enumerators(spec)
 
     def _read_variable(self, node: Node) -> None:
-        const = any(self.tree.text(item) in ("const", "constexpr") for item in node.children if item.type == "type_qualifier")
+        const = any(
+            self.tree.text(item) in ("const", "constexpr") for item in node.children if item.type == "type_qualifier"
+        )
         for item in node.children_by_field_name("declarator"):
             value = item.child_by_field_name("value") if item.type == "init_declarator" else None
             name, ctype = declared(self.tree, child(item, "declarator") if value else item, read_type(self.tree, node))
@@ -139,7 +141,7 @@ def _choose_alias(versions: list[tuple[tuple[str, ...], TypeAlias]]) -> TypeAlia
     """Return what a name stands for; where the precision macros choose, ``floatX``."""
     if len({alias for _, alias in versions}) == 1:
         return versions[0][1]
-    chosen = {}
+    chosen: dict[str, str] = {}
     for precision in PRECISIONS:
         for conditions, alias in versions:
             if all(holds(condition, precision) is not False for condition in conditions):

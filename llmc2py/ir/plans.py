@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from llmc2py.diagnostics import SourceSpan
-from llmc2py.ir.library import Kernel, Launcher, Parameter, Slice
+from llmc2py.ir.library import Kernel, Launcher, Parameter, Reference
+
+
+@dataclass(frozen=True)
+class HelperPlan:
+    """A host function that computes a number, lowered to a Python function."""
+
+    name: str
+    parameters: tuple[str, ...]
+    body: tuple[str, ...]
+    span: SourceSpan
 
 
 @dataclass(frozen=True)
@@ -14,7 +24,8 @@ class LaunchPlan:
 
     ``body`` are its lines, indented by four spaces a level; ``asked`` names of values that the source takes from places
     that no plan can see and that callers must give; ``uses`` the names of runtime functions in the body; ``kernels``
-    and ``calls`` the kernels that it launches and the launchers that it calls; ``quanta`` for a parameter that an assert
+    and ``calls`` the kernels that it launches and the launchers that it calls; ``helpers`` the host functions of numbers
+    that its expressions need; ``quanta`` for a parameter that an assert
     wants to be a multiple of something, that number by precision.
     """
 
@@ -26,6 +37,7 @@ class LaunchPlan:
     kernels: tuple[str, ...]
     calls: tuple[str, ...]
     launches: tuple[str, ...]
+    helpers: tuple[HelperPlan, ...] = ()
     quanta: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
@@ -43,20 +55,6 @@ class NotLowered:
 
 
 @dataclass(frozen=True)
-class ModulePlan:
-    """One generated module: its kernels with their slices, launchers and, for a catalogue entry, the op."""
-
-    path: str
-    sources: tuple[str, ...]
-    kernels: tuple[Kernel, ...]
-    launchers: tuple[LaunchPlan, ...]
-    not_lowered: tuple[NotLowered, ...]
-    slices: tuple[Slice, ...]
-    op: OpPlan | None
-    imports: dict[str, tuple[str, ...]]
-
-
-@dataclass(frozen=True)
 class ArraySpec:
     """An array of an op: its name and the letters of its shape, ``*`` for all leading axes together."""
 
@@ -68,10 +66,15 @@ class ArraySpec:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A forward or backward pass as lines of Python over arrays, launchers and kernels."""
+    """A forward or backward pass as lines of Python over arrays, launchers and kernels.
+
+    ``names`` are the functions that the lines use; ``quanta`` the constants for launchers that take whole blocks alone,
+    by name: what the count must be a multiple of, by precision.
+    """
 
     lines: tuple[str, ...]
     names: frozenset[str]
+    quanta: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -104,3 +107,35 @@ class OpPlan:
     c_references: tuple[CReferenceCall, ...]
     fast_sizes: str
     reduction: str | None = None
+
+
+@dataclass(frozen=True)
+class ModulePlan:
+    """One generated module, made from one source file.
+
+    ``path`` is relative to the package, without suffix; ``symbols`` gives the Python name of each kernel here;
+    ``extents`` the number of elements by launcher and parameter; ``imports`` the names taken from other modules.
+    """
+
+    path: str
+    source: str
+    kernels: tuple[Kernel, ...]
+    launchers: tuple[LaunchPlan, ...]
+    symbols: dict[str, str]
+    extents: dict[str, dict[str, str]]
+    imports: dict[str, tuple[str, ...]]
+    op: OpPlan | None
+
+
+@dataclass(frozen=True)
+class PackagePlan:
+    """All modules of a generated package, what could not be lowered, and the references that layers are verified with."""
+
+    modules: tuple[ModulePlan, ...]
+    not_lowered: tuple[NotLowered, ...]
+    references: dict[tuple[str, str], Reference]
+
+    @property
+    def ops(self) -> list[ModulePlan]:
+        """The modules that have a layer, by name."""
+        return sorted((module for module in self.modules if module.op is not None), key=lambda module: module.path)

@@ -73,12 +73,16 @@ class Variable:
 
 @dataclass
 class Environment:
-    """The names that an expression may use, and what lowering has used so far."""
+    """The names that an expression may use, and what lowering has used so far.
+
+    ``hoisted`` holds constants of classes, such as ``x128::size``, that get a name of their own at the top.
+    """
 
     scope: Scope
     variables: dict[str, Variable] = field(default_factory=dict)
     uses: set[str] = field(default_factory=set)
     asked: dict[str, str] = field(default_factory=dict)
+    hoisted: dict[str, str] = field(default_factory=dict)
     template: frozenset[str] = frozenset()
     functions: dict[str, Launcher] = field(default_factory=dict)
 
@@ -88,7 +92,9 @@ def python_name(name: str) -> str:
     return f"{name}_" if keyword.iskeyword(name) or name in _RESERVED else name
 
 
-_RESERVED = frozenset({"plan", "self", "min", "max", "math", "ceil_div", "idiv", "imod", "wrap", "c_cast", "range", "True"})
+#: Names that generated modules import; what the source calls so gets an underscore.
+RUNTIME_NAMES = frozenset({"ceil_div", "idiv", "imod", "wrap", "c_cast", "elementwise", "launcher", "math"})
+_RESERVED = RUNTIME_NAMES | {"plan", "min", "max", "range"}
 
 
 class ExpressionLowering:
@@ -151,7 +157,11 @@ class ExpressionLowering:
         )  # fmt: skip
         replaced = dict(zip(constant.parameters, arguments, strict=False))
         lowered = self.lower(_with_types(constant.value, replaced))
-        return Lowered(lowered.text, lowered.type, lowered.level, is_natural=True)
+        if lowered.text.isdigit():
+            return lowered
+        name = python_name(node.name.replace("::", "_"))
+        self.environment.hoisted[name] = lowered.text
+        return Lowered(name, lowered.type, is_natural=True)
 
     def _global(self, node: ir.Name) -> Lowered:
         """A mutable global: the device property that it is set from, its only value, or asked for."""
@@ -178,7 +188,11 @@ class ExpressionLowering:
             return self._address(node)
         if node.operator == "-":
             result = f"-{operand.at(UNARY)}"
-            return self._wrapped(result, operand.type) if operand.type.is_unsigned else Lowered(result, operand.type, UNARY)
+            return (
+                self._wrapped(result, operand.type)
+                if operand.type.is_unsigned
+                else Lowered(result, operand.type, UNARY)
+            )
         if node.operator == "!":
             text = f"{operand.at(COMPARE)} is None" if operand.type.is_pointer else f"not {operand.at(NOT)}"
             return Lowered(text, BOOL, COMPARE if operand.type.is_pointer else NOT)
@@ -277,18 +291,27 @@ class ExpressionLowering:
 
     # (float*)p, (int)x
     def _cast(self, node: ir.Cast) -> Lowered:
-        operand = self.lower(node.operand)
         ctype = self.resolve(node.type)
+        if self._is_value_name(ctype) and isinstance(node.operand, ir.Unary) and node.operand.operator in "+-*&":
+            # (n) - 1: only who knows the names can tell it from a cast of -1.
+            name = ir.Name(node.span, node.type.base)
+            return self._binary(ir.Binary(node.span, node.operand.operator, name, node.operand.operand))
+        operand = self.lower(node.operand)
         if ctype.is_pointer:
             same = operand.type.is_pointer and operand.type.base == ctype.base
             text = operand.text if same or operand.text == "None" else f'{operand.at(ATOM)}.cast("{ctype.base}*")'
             return Lowered(text, ctype)
-        if ctype.is_integer and operand.type.is_integer and _holds(ctype, operand.type):
+        if ctype.is_integer and operand.type.is_integer and _holds(ctype, operand):
             return Lowered(operand.text, ctype, operand.level, operand.is_natural)
         if ctype.base in INTEGER_TYPES or ctype.base in FLOATING_TYPES:
             self.environment.uses.add("c_cast")
             return Lowered(f'c_cast({operand.text}, "{ctype.base}")', ctype)
         raise SourceError(node.span, f"a cast to {ctype} cannot be lowered")
+
+    def _is_value_name(self, ctype: CType) -> bool:
+        return not ctype.is_pointer and not ctype.is_integer and not ctype.is_floating and (
+            ctype.base in self.environment.variables or "::" in ctype.base or ctype.base in self.environment.scope.constants
+        )  # fmt: skip
 
     # sizeof(floatX)
     def _sizeof(self, node: ir.SizeOf) -> Lowered:
@@ -341,7 +364,9 @@ class ExpressionLowering:
         owner = self.lower(node.object)
         if owner.type.is_pointer and not (isinstance(node.object, ir.Name) and owner.type.const):
             raise SourceError(node.span, "an element of device memory is read; a launcher's plan cannot")
-        return Lowered(f"{owner.at(ATOM)}[{self.text(node.index)}]", owner.type.pointee if owner.type.is_pointer else INT)
+        return Lowered(
+            f"{owner.at(ATOM)}[{self.text(node.index)}]", owner.type.pointee if owner.type.is_pointer else INT
+        )
 
     # {1, 2, 3}
     def _initializerlist(self, node: ir.InitializerList) -> Lowered:
@@ -390,11 +415,15 @@ def _truth(value: Lowered) -> Lowered:
     return Lowered(f"{value.at(COMPARE)} is not None", BOOL, COMPARE) if value.type.is_pointer else value
 
 
-def _holds(target: CType, source: CType) -> bool:
-    """Whether a conversion keeps every value that a launcher works with (sizes are checked where they are used)."""
-    return INTEGER_TYPES[target.base] >= INTEGER_TYPES[source.base] and not (
-        target.is_unsigned and not source.is_unsigned and target.base != "unsigned long"
-    )
+def _holds(target: CType, operand: Lowered) -> bool:
+    """Whether a conversion keeps every value that a launcher works with.
+
+    Sizes that are not negative pass through the 32-bit types unchanged: what is too large is refused where a kernel's
+    parameter takes it, instead of being wrapped here.
+    """
+    if operand.is_natural and INTEGER_TYPES[target.base] >= INTEGER_TYPES["int"]:
+        return True
+    return INTEGER_TYPES[target.base] >= INTEGER_TYPES[operand.type.base] and not target.is_unsigned
 
 
 def _ceil_div_operands(node: ir.Binary) -> tuple[ir.Expression, ir.Expression] | None:
@@ -402,13 +431,23 @@ def _ceil_div_operands(node: ir.Binary) -> tuple[ir.Expression, ir.Expression] |
     if node.operator != "/" or not isinstance(node.left, ir.Binary):
         return None
     divisor, total = node.right, node.left
-    if total.operator == "-" and _is_number(total.right, 1) and isinstance(total.left, ir.Binary) and total.left.operator == "+":
+    if (
+        total.operator == "-"
+        and _is_number(total.right, 1)
+        and isinstance(total.left, ir.Binary)
+        and total.left.operator == "+"
+    ):
         for dividend, other in ((total.left.left, total.left.right), (total.left.right, total.left.left)):
             if other == divisor:
                 return dividend, divisor
     if total.operator == "+":
         less_one = total.right
-        if isinstance(less_one, ir.Binary) and less_one.operator == "-" and _is_number(less_one.right, 1) and less_one.left == divisor:
+        if (
+            isinstance(less_one, ir.Binary)
+            and less_one.operator == "-"
+            and _is_number(less_one.right, 1)
+            and less_one.left == divisor
+        ):
             return total.left, divisor
         if isinstance(less_one, ir.Number) and isinstance(divisor, ir.Number) and less_one.value == divisor.value - 1:
             return total.left, divisor

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from llmc2py.diagnostics import SourceError
 from llmc2py.ir import expressions as ex
-from llmc2py.ir.types import CType
+from llmc2py.ir.library import Launcher
+from llmc2py.ir.types import INT, CType
 from llmc2py.lower.expressions import STATUS, Environment, ExpressionLowering, Lowered, Variable
 
 #: Calls that a plan has no use for: the stream orders it, and errors are raised by the operation itself.
@@ -23,11 +24,21 @@ _SHARED_ATTRIBUTE = "cudaFuncAttributeMaxDynamicSharedMemorySize"
 
 
 class HostCallLowering(ExpressionLowering):
-    """Expression lowering that knows the CUDA runtime. ``kernel`` turns a kernel's C name into its Python name."""
+    """Expression lowering that knows the CUDA runtime.
 
-    def __init__(self, environment: Environment, kernel: Callable[[ex.Expression, str], str]) -> None:
+    ``kernel`` turns a kernel's C name into its Python name; ``helper`` lowers a host function that computes a number and
+    returns its Python name, None where it cannot.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        kernel: Callable[[ex.Expression, str], str],
+        helper: Callable[[Launcher], str | None],
+    ) -> None:
         super().__init__(environment)
         self.kernel = kernel
+        self.helper = helper
 
     def effect(self, node: ex.Expression) -> list[str] | None:
         """Return the lines of a call for its effect; None for one that is not of the CUDA runtime or C library."""
@@ -48,7 +59,8 @@ class HostCallLowering(ExpressionLowering):
         """Whether a call only looks at a status: a function of the source whose first parameter is one."""
         versions = self.environment.scope.functions.get(node.function, ())
         return bool(node.arguments) and any(
-            one.parameters and one.parameters[0].type.base in _STATUS_TYPES and one.returns == CType("void") for one in versions
+            one.parameters and one.parameters[0].type.base in _STATUS_TYPES and one.returns == CType("void")
+            for one in versions
         )
 
     def _call(self, node: ex.Call) -> Lowered:
@@ -58,6 +70,14 @@ class HostCallLowering(ExpressionLowering):
         # cudaError_t error = cudaGetLastError()
         if _IGNORED.match(node.function) and node.function.startswith("cuda"):
             return Lowered("True", STATUS)
+        # blocks_for(n, 256): a host function of several statements becomes a Python function
+        function = self.environment.functions.get(node.function)
+        if function is not None and len(function.body) > 1 and len(function.parameters) == len(node.arguments):
+            name = self.helper(function)
+            if name is not None:
+                arguments = ", ".join(self.text(argument) for argument in node.arguments)
+                returns = function.returns if function.returns.is_integer or function.returns.is_floating else INT
+                return Lowered(f"{name}({arguments})", returns)
         return super()._call(node)
 
     # assert(n % block_size == 0)

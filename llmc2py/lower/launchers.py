@@ -14,9 +14,9 @@ from llmc2py.ir import expressions as ex
 from llmc2py.ir import statements as ir
 from llmc2py.ir.conditions import PRECISIONS, holds
 from llmc2py.ir.library import Kernel, Launcher, Parameter, Scope
-from llmc2py.ir.plans import LaunchPlan, NotLowered
+from llmc2py.ir.plans import HelperPlan, LaunchPlan, NotLowered
 from llmc2py.ir.types import INT, CType
-from llmc2py.lower.expressions import DIM3, STATUS, UNKNOWN, Environment, Lowered, Variable, python_name
+from llmc2py.lower.expressions import DIM3, RUNTIME_NAMES, STATUS, UNKNOWN, Environment, Lowered, Variable, python_name
 from llmc2py.lower.hostcalls import HostCallLowering, spelled
 
 _STREAMS = frozenset({"cudaStream_t", "CUstream"})
@@ -43,7 +43,7 @@ class _LauncherLowering:
         template = frozenset(parameter.name for parameter in launcher.template)
         functions = {name: versions[0] for name, versions in scope.functions.items() if len(versions) == 1}
         self.environment = Environment(scope, template=template, functions=functions)
-        self.expressions = HostCallLowering(self.environment, self._kernel_symbol)
+        self.expressions = HostCallLowering(self.environment, self._kernel_symbol, self._helper)
         self.lines: list[str] = []
         self.depth = 0
         self.kernels: dict[str, None] = {}
@@ -52,6 +52,8 @@ class _LauncherLowering:
         self.local_functions: dict[str, str] = {}
         self.known: dict[str, str] = {}
         self.multiples: dict[str, str] = {}
+        self.helpers: dict[str, HelperPlan] = {}
+        self.returns_value = False
 
     def lower(self) -> LaunchPlan:
         if self.launcher.name == "main":
@@ -64,14 +66,18 @@ class _LauncherLowering:
         return LaunchPlan(
             launcher=self.launcher,
             parameters=tuple(parameters),
-            body=tuple(self.lines) or ("pass",),
+            body=(*self._hoisted(), *self.lines) or ("pass",),
             asked=tuple(self.environment.asked),
             uses=frozenset(self.environment.uses),
             kernels=tuple(self.kernels),
             calls=tuple(self.calls),
             launches=tuple(self.launches),
+            helpers=tuple(self.helpers.values()),
             quanta=self._quanta(),
         )
+
+    def _hoisted(self) -> list[str]:
+        return [f"{name} = {text}" for name, text in self.environment.hoisted.items()]
 
     def _check_parameters(self, parameters: list[Parameter]) -> None:
         for one in parameters:
@@ -84,6 +90,24 @@ class _LauncherLowering:
             raise SourceError(node.span, f"kernel {name} is not in the source that was read")
         self.kernels[name] = None
         return self.symbols[name]
+
+    def _helper(self, function: Launcher) -> str | None:
+        """Lower a host function of numbers, for the expressions that call it; None where it does more than compute."""
+        name = f"{function.name}_" if function.name in RUNTIME_NAMES else python_name(function.name)
+        if name in self.helpers:
+            return name
+        if any(one.type.is_pointer for one in function.parameters) or _launches(function, self.scope):
+            return None
+        lowering = _LauncherLowering(function, self.scope, self.symbols)
+        lowering.returns_value = True
+        for one in function.parameters:
+            lowering._bind(one.name, one.type if one.type.is_integer or one.type.is_floating else INT)
+        lowering._body(function.body)
+        parameters = tuple(python_name(one.name) for one in function.parameters)
+        self.helpers |= lowering.helpers
+        self.environment.uses |= lowering.environment.uses
+        self.helpers[name] = HelperPlan(name, parameters, (*lowering._hoisted(), *lowering.lines), function.span)
+        return name
 
     # --- emitting
 
@@ -185,7 +209,9 @@ class _LauncherLowering:
             raise SourceError(statement.span, "an expression with no effect that a plan could have")
         arguments = [argument for argument in node.arguments if not self._is_stream(argument)]
         if node.function in self.local_functions:
-            return [f"{self.local_functions[node.function]}({', '.join(self.expressions.text(one) for one in arguments)})"]
+            return [
+                f"{self.local_functions[node.function]}({', '.join(self.expressions.text(one) for one in arguments)})"
+            ]
         versions = self.scope.functions.get(node.function, ())
         if any(_launches(version, self.scope) for version in versions):
             self.calls[node.function] = None
@@ -286,8 +312,12 @@ class _LauncherLowering:
         elif default is not None:
             self._block("else:" if has_cases else "if True:", _without_break(default.body))
 
+    # return;   in a helper: return x;
     def _on_return(self, statement: ir.Return) -> None:
-        self._emit("return")
+        if self.returns_value and statement.value is not None:
+            self._emit(f"return {self.expressions.text(statement.value)}")
+        else:
+            self._emit("return")
 
     def _on_break(self, statement: ir.Break) -> None:
         self._emit("break")
@@ -318,7 +348,7 @@ class _LauncherLowering:
         return True
 
     def _inlined(self, text: str) -> str:
-        for name, value in self.known.items():
+        for name, value in (self.known | self.environment.hoisted).items():
             text = _replace_word(text, name, f"({value})")
         return text
 
@@ -357,7 +387,7 @@ class _PlanOfSizes:
 def _evaluate(text: str, precision: str) -> int:
     """Evaluate lowered constant text, which holds numbers, operators and ``plan.sizeof`` alone."""
     names = {"__builtins__": {}, "plan": _PlanOfSizes(precision), "min": min, "max": max, "ceil_div": _ceil_div}
-    return int(eval(text, names))  # noqa: S307 - the text is our own, made from parsed numbers and operators
+    return int(eval(text, names))
 
 
 def _ceil_div(a: int, b: int) -> int:
@@ -419,4 +449,3 @@ def _without_break(body: ir.Body) -> ir.Body:
         last = body[-1]
         return (*body[:-1], ir.PrecisionBranch(last.span, last.condition, _without_break(last.body)))
     return body[:-1] if body and isinstance(body[-1], ir.Break) else body
-

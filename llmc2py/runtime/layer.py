@@ -24,6 +24,7 @@ class OpSpec:
     inputs: Mapping[str, Dims]
     outputs: Mapping[str, Dims]
     parameters: Mapping[str, Dims] = field(default_factory=dict)
+    dtypes: tuple[str, ...] = tuple(PRECISIONS)
     doc: str = ""
     origin: str = ""
 

@@ -1,0 +1,97 @@
+"""Laying out generated Python: lines within the width, broken as a formatter would break them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+WIDTH = 120
+_STRING = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"")
+_PAIRS = {"(": ")", "[": "]", "{": "}"}
+
+
+def lay_out(line: str, width: int = WIDTH) -> list[str]:
+    """Return one logical line as physical lines that fit, where its last bracket can be broken open."""
+    if len(line) <= width:
+        return [line]
+    opening = _last_group(line)
+    if opening is None:
+        return [line]
+    start, end = opening
+    indent = line[: len(line) - len(line.lstrip())]
+    inner = indent + "    "
+    head, body, tail = line[: start + 1], line[start + 1 : end], line[end:]
+    parts = split_arguments(body)
+    one_line = f"{inner}{', '.join(parts)}"
+    if line[start] == "(" and len(one_line) <= width and not body.rstrip().endswith(","):
+        return [head, one_line, indent + tail]
+    found = [head]
+    for part in parts:
+        found += lay_out(f"{inner}{part},", width)
+    return [*found, indent + tail]
+
+
+def lay_out_all(lines: Iterable[str], width: int = WIDTH) -> list[str]:
+    """Lay out several lines."""
+    return [part for line in lines for part in lay_out(line, width)]
+
+
+def split_arguments(text: str) -> list[str]:
+    """Split at the commas that stand outside brackets and strings."""
+    masked = _masked(text)
+    parts, depth, start = [], 0, 0
+    for index, letter in enumerate(masked):
+        if letter in "([{":
+            depth += 1
+        elif letter in ")]}":
+            depth -= 1
+        elif letter == "," and depth == 0:
+            parts.append(text[start:index].strip())
+            start = index + 1
+    parts.append(text[start:].strip())
+    return [part for part in parts if part]
+
+
+def _last_group(line: str) -> tuple[int, int] | None:
+    """Return where the bracket group that ends the line (but for a colon or comma) opens and closes."""
+    masked = _masked(line)
+    returns = re.search(r"\) -> [^()]*:$", masked) if masked.lstrip().startswith("def ") else None
+    end = returns.start() if returns else len(masked.rstrip(" :,")) - 1
+    if end < 0 or masked[end] not in ")]}":
+        return None
+    depth = 0
+    for index in range(end, -1, -1):
+        if masked[index] in ")]}":
+            depth += 1
+        elif masked[index] in "([{":
+            depth -= 1
+            if depth == 0:
+                return index, end
+    return None
+
+
+def _masked(text: str) -> str:
+    return _STRING.sub(lambda match: "s" * len(match[0]), text)
+
+
+def indent(lines: Iterable[str], levels: int) -> list[str]:
+    """Indent lines by four spaces a level; empty lines stay empty."""
+    return [f"{'    ' * levels}{line}" if line else line for line in lines]
+
+
+def quoted(text: str) -> str:
+    """Return a Python string literal with double quotes, whatever the text holds."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in escaped) + '"'
+
+
+def prose(text: str, width: int = WIDTH - 4) -> list[str]:
+    """Wrap a paragraph for a docstring; what could end or escape the docstring is taken out."""
+    safe = text.replace("\\", "/").replace('"""', "'''")
+    lines: list[str] = []
+    for word in safe.split():
+        if lines and len(lines[-1]) + 1 + len(word) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines

@@ -1,0 +1,46 @@
+"""A catalogue entry: what an op is, as a person wrote it down, before it is checked against a source tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmc2py.ir.plans import ArraySpec, CReferenceCall
+
+
+@dataclass(frozen=True)
+class PassEntry:
+    """The forward or backward pass of an entry: its recipe, and what it saves or which gradients it gives."""
+
+    recipe: str
+    saves: tuple[str, ...] = ()
+    gradients: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class CatalogEntry:
+    """One op.
+
+    ``file`` names the TOML file, for messages. ``launchers`` and ``kernels`` of ``source`` are emitted in the op's
+    module; ``uses`` are those of other modules (``file:name`` where they are of another file). ``extents`` gives the
+    number of elements by launcher and parameter.
+    """
+
+    file: str
+    name: str
+    layer: str
+    summary: str
+    source: str
+    launchers: tuple[str, ...]
+    kernels: tuple[str, ...]
+    uses: tuple[str, ...]
+    inputs: tuple[ArraySpec, ...]
+    parameters: tuple[ArraySpec, ...]
+    outputs: tuple[ArraySpec, ...]
+    forward: PassEntry
+    backward: PassEntry
+    extents: dict[str, dict[str, str]]
+    reference_forward: str
+    reference_backward: str
+    c_references: tuple[CReferenceCall, ...]
+    fast_sizes: str
+    reduction: str | None

@@ -1,0 +1,304 @@
+"""Which kernel and launcher goes into which generated module, and what the modules need of each other."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from llmc2py.diagnostics import Diagnostic, Severity, SourceError, SourceSpan
+from llmc2py.ir.catalog import CatalogEntry
+from llmc2py.ir.library import Kernel, Library, SourceFile
+from llmc2py.ir.plans import LaunchPlan, ModulePlan, NotLowered, OpPlan, PackagePlan
+from llmc2py.ir.types import FLOATING_TYPES, INTEGER_TYPES
+from llmc2py.lower.effects import LauncherEffects
+from llmc2py.lower.launchers import lower_launcher
+from llmc2py.lower.layers import lower_entry
+from llmc2py.lower.recipes import Callable
+
+_PRECISION_OF = {"float": "float32", "half": "float16", "bfloat16": "bfloat16"}
+_TEMPLATE_KINDS = frozenset({"type", "bool", *INTEGER_TYPES})
+_VECTORS = tuple(
+    f"{base}{size}"
+    for base in (
+        "char",
+        "uchar",
+        "short",
+        "ushort",
+        "int",
+        "uint",
+        "long",
+        "ulong",
+        "float",
+        "double",
+        "half",
+        "bfloat16",
+    )
+    for size in (1, 2, 3, 4)
+)
+
+
+def lower_library(library: Library, entries: Iterable[CatalogEntry]) -> tuple[PackagePlan, list[Diagnostic]]:
+    """Lower a whole source tree with a catalogue. What does not fit becomes a diagnostic and is left out."""
+    return _PackageLowering(library, list(entries)).lower()
+
+
+class _PackageLowering:
+    def __init__(self, library: Library, entries: list[CatalogEntry]) -> None:
+        self.library = library
+        self.files = {file.path: file for file in library.files}
+        self.diagnostics: list[Diagnostic] = []
+        self.entries = [entry for entry in entries if entry.source in self.files]
+        self.kernels: dict[tuple[str, str], Kernel] = {}
+        self.plans: dict[tuple[str, str], LaunchPlan] = {}
+        self.not_lowered: list[NotLowered] = []
+        self.symbols: dict[tuple[str, str], str] = {}
+        self.homes: dict[tuple[str, str, str], str] = {}
+
+    def lower(self) -> tuple[PackagePlan, list[Diagnostic]]:
+        self._take_kernels()
+        for file in self.library.files:
+            self._lower_launchers(file)
+        ops = {op.name: op for entry in self.entries if (op := self._lower_entry(entry)) is not None}
+        self._claim([entry for entry in self.entries if entry.name in ops])
+        modules = [self._module(path, ops) for path in dict.fromkeys(self.homes.values())]
+        references = {
+            (file.path, reference.name): reference for file in self.library.files for reference in file.references
+        }
+        plan = PackagePlan(tuple(sorted(modules, key=lambda one: one.path)), tuple(self.not_lowered), references)
+        return plan, self.diagnostics
+
+    # --- kernels and launchers of each file
+
+    def _take_kernels(self) -> None:
+        for file in self.library.files:
+            launchers = {launcher.name for launcher in file.launchers}
+            for kernel in file.kernels:
+                if kernel.slice is None:
+                    continue
+                reason = _uncallable(kernel)
+                if reason:
+                    message = f"kernel {kernel.name} cannot be called from Python and is left out: {reason}"
+                    self.diagnostics.append(Diagnostic(Severity.WARNING, kernel.span, message))
+                    continue
+                self.kernels[file.path, kernel.name] = kernel
+                # A kernel and a launcher may share a name; Python has one namespace for both.
+                self.symbols[file.path, kernel.name] = (
+                    f"{kernel.name}_kernel" if kernel.name in launchers else kernel.name
+                )
+
+    def _lower_launchers(self, file: SourceFile) -> None:
+        symbols = {
+            name: self.symbols[kernel.span.file, name]
+            for name, kernel in file.scope.kernels.items()
+            if (kernel.span.file, name) in self.symbols
+        }
+        effects = LauncherEffects(
+            lambda name: self._kernel_of(file, name), lambda name: next(iter(file.scope.functions.get(name, ())), None)
+        )
+        names = [launcher.name for launcher in file.launchers]
+        for launcher in file.launchers:
+            if names.count(launcher.name) > 1:
+                self.not_lowered.append(
+                    NotLowered(launcher, launcher.span, "is overloaded: Python has one function a name")
+                )
+                continue
+            lowered = lower_launcher(launcher, file.scope, symbols)
+            if isinstance(lowered, NotLowered):
+                self.not_lowered.append(lowered)
+                continue
+            by_name = {one.name: one for one in effects.parameters(launcher)}
+            parameters = tuple(by_name[one.name] for one in lowered.parameters)
+            self.plans[file.path, launcher.name] = replace(lowered, parameters=parameters)
+        self._drop_callers(file)
+
+    def _kernel_of(self, file: SourceFile, name: str) -> Kernel | None:
+        seen = file.scope.kernels.get(name)
+        return self.kernels.get((seen.span.file, name)) if seen is not None else None
+
+    def _drop_callers(self, file: SourceFile) -> None:
+        """A launcher whose callee was not lowered cannot be lowered either."""
+        changed = True
+        while changed:
+            changed = False
+            for (path, name), plan in list(self.plans.items()):
+                missing = next((call for call in plan.calls if self._launcher_file(file, call) is None), None)
+                if path == file.path and missing is not None:
+                    del self.plans[path, name]
+                    self.not_lowered.append(
+                        NotLowered(plan.launcher, plan.launcher.span, f"calls {missing}, which is not lowered")
+                    )
+                    changed = True
+
+    def _launcher_file(self, file: SourceFile, name: str) -> str | None:
+        for launcher in file.scope.functions.get(name, ()):
+            if (launcher.span.file, name) in self.plans:
+                return launcher.span.file
+        return None
+
+    # --- ops
+
+    def _lower_entry(self, entry: CatalogEntry) -> OpPlan | None:
+        try:
+            callables = {name: self._callable(entry, file, name) for name, file in self._listed(entry).items()}
+            return lower_entry(entry, callables, self._precisions(entry))
+        except SourceError as error:
+            diagnostic = error.diagnostic
+            message = f"{diagnostic.message}; the layer {entry.layer} is left out"
+            self.diagnostics.append(Diagnostic(Severity.ERROR, diagnostic.span, message))
+            return None
+
+    def _listed(self, entry: CatalogEntry) -> dict[str, str]:
+        """Return what an entry may use: the file of each launcher or kernel by name."""
+        listed = dict.fromkeys((*entry.launchers, *entry.kernels), entry.source)
+        for item in entry.uses:
+            file, _, name = item.rpartition(":")
+            listed[name] = file or entry.source
+        return listed
+
+    def _callable(self, entry: CatalogEntry, file: str, name: str) -> Callable:
+        plan, kernel = self.plans.get((file, name)), self.kernels.get((file, name))
+        if plan is not None and name not in entry.kernels:
+            return Callable(name, False, plan.parameters, plan.quanta)
+        if kernel is not None:
+            return Callable(self.symbols[file, name], True, kernel.parameters, {})
+        reason = next(
+            (one for one in self.not_lowered if one.launcher.name == name and one.launcher.span.file == file), None
+        )
+        why = f" ({reason.span}: {reason.reason})" if reason else ""
+        raise SourceError(SourceSpan(entry.file, 1), f"{entry.name}: {file} has no launcher or kernel {name}{why}")
+
+    def _precisions(self, entry: CatalogEntry) -> tuple[str, ...]:
+        """Return the precisions of an op: all that its own kernels can be compiled in, or the one of their types."""
+        kernels = [
+            kernel
+            for name in (*entry.kernels, *(k for one in entry.launchers for k in self._launched(entry.source, one)))
+            if (kernel := self._kernel_of(self.files[entry.source], name)) is not None
+        ]
+        pointers = [one.type.base for kernel in kernels for one in kernel.parameters if one.type.is_pointer]
+        if "floatX" in pointers:
+            return tuple(
+                name for name in ("float32", "float16", "bfloat16") if all(name in one.precisions for one in kernels)
+            )
+        fixed = [_PRECISION_OF[base] for base in pointers if base in _PRECISION_OF]
+        return tuple(dict.fromkeys(fixed[:1])) or ("float32",)
+
+    def _launched(self, file: str, name: str) -> tuple[str, ...]:
+        plan = self.plans.get((file, name))
+        return plan.kernels if plan is not None else ()
+
+    # --- homes
+
+    def _claim(self, entries: list[CatalogEntry]) -> None:
+        """Give everything a module: the op that lists it, the op whose launcher launches it, or its file's own."""
+        for entry in entries:
+            for name in entry.launchers:
+                self._settle(entry.source, "launcher", name, entry.name)
+            for name in entry.kernels:
+                self._settle(entry.source, "kernel", name, entry.name)
+        for entry in entries:
+            for launcher in entry.launchers:
+                for name in self._launched(entry.source, launcher):
+                    self._settle(entry.source, "kernel", name, entry.name)
+        for file, name in self.plans:
+            self._settle(file, "launcher", name, _mirrored(file, {entry.name for entry in entries}))
+        for file, name in self.kernels:
+            self._settle(file, "kernel", name, _mirrored(file, {entry.name for entry in entries}))
+
+    def _settle(self, file: str, kind: str, name: str, module: str) -> None:
+        known = self.plans if kind == "launcher" else self.kernels
+        if (file, name) in known:
+            self.homes.setdefault((file, kind, name), module)
+
+    def _module(self, path: str, ops: Mapping[str, OpPlan]) -> ModulePlan:
+        own = [key for key, home in self.homes.items() if home == path]
+        source = own[0][0]
+        file = self.files[source]
+        kernels = [kernel for kernel in file.kernels if (source, "kernel", kernel.name) in own]
+        launchers = [self.plans[source, one.name] for one in file.launchers if (source, "launcher", one.name) in own]
+        op = ops.get(path)
+        entry = next((one for one in self.entries if op is not None and one.name == path), None)
+        return ModulePlan(
+            path,
+            source,
+            tuple(kernels),
+            tuple(_callees_first(launchers)),
+            {kernel.name: self.symbols[source, kernel.name] for kernel in kernels},
+            self._extents(source),
+            self._imports(path, file, launchers, entry),
+            op,
+        )
+
+    def _extents(self, source: str) -> dict[str, dict[str, str]]:
+        """Every entry of a file may say how many elements a launcher's arrays have."""
+        return {
+            name: extents for entry in self.entries if entry.source == source for name, extents in entry.extents.items()
+        }
+
+    def _imports(
+        self, path: str, file: SourceFile, launchers: list[LaunchPlan], entry: CatalogEntry | None
+    ) -> dict[str, tuple[str, ...]]:
+        wanted: dict[str, set[str]] = {}
+        needed = [
+            (kernel.span.file, "kernel", name)
+            for plan in launchers
+            for name in plan.kernels
+            if (kernel := self._kernel_of(file, name))
+        ]
+        needed += [
+            (self._launcher_file(file, name) or "", "launcher", name) for plan in launchers for name in plan.calls
+        ]
+        for item, place in self._listed(entry).items() if entry is not None else ():
+            kind = (
+                "launcher" if (place, item) in self.plans and item not in (entry.kernels if entry else ()) else "kernel"
+            )
+            needed.append((place, kind, item))
+        for source, kind, name in needed:
+            home = self.homes[source, kind, name]
+            if home != path:
+                wanted.setdefault(home, set()).add(self.symbols[source, name] if kind == "kernel" else name)
+        return {home: tuple(sorted(names)) for home, names in sorted(wanted.items())}
+
+
+def _mirrored(file: str, taken: set[str]) -> str:
+    """Return the module of a source file: its own path; where an op has that name, with its suffix."""
+    path = pathlib.PurePosixPath(file)
+    plain = "/".join(_identifier(part) for part in path.with_suffix("").parts)
+    return plain if plain not in taken else f"{plain}_{path.suffix[1:]}"
+
+
+def _identifier(part: str) -> str:
+    name = "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in part)
+    return f"_{name}" if not name or name[0].isdigit() else name
+
+
+def _callees_first(launchers: list[LaunchPlan]) -> list[LaunchPlan]:
+    """Order launchers so that each stands after those that it calls, the source's order otherwise."""
+    by_name = {plan.name: plan for plan in launchers}
+    ordered: dict[str, LaunchPlan] = {}
+
+    def visit(plan: LaunchPlan, above: frozenset[str]) -> None:
+        for name in plan.calls:
+            if name in by_name and name not in above:
+                visit(by_name[name], above | {plan.name})
+        ordered.setdefault(plan.name, plan)
+
+    for plan in launchers:
+        visit(plan, frozenset())
+    return list(ordered.values())
+
+
+def _uncallable(kernel: Kernel) -> str:
+    """Return why a kernel's parameters cannot be given from Python ("" where they can)."""
+    types = {one.name for one in kernel.template if one.kind == "type"}
+    for one in kernel.template:
+        if one.kind not in _TEMPLATE_KINDS:
+            return f"template parameter {one.name} is a {one.kind}"
+    known = INTEGER_TYPES.keys() | FLOATING_TYPES | types
+    for parameter in kernel.parameters:
+        base = parameter.type.base
+        if parameter.type.pointers > 1:
+            return f"parameter {parameter.name} is a pointer to pointers"
+        if not (base in known or (parameter.type.is_pointer and base in (*_VECTORS, "void"))):
+            return f"parameter {parameter.name} has type {parameter.type}"
+    return ""

@@ -1,0 +1,187 @@
+"""Recipes of the catalogue as the bodies of generated functions.
+
+A recipe is a few lines of Python: arrays are allocated, launchers called, kernels launched. It is checked here against
+what the source tree has: every name, the number of arguments, and that no launcher writes over an input.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from llmc2py.diagnostics import SourceError, SourceSpan
+from llmc2py.ir.library import Intent, Parameter
+from llmc2py.ir.plans import Recipe
+
+#: Functions of the runtime that a recipe may use; those in the second set are given the array that decides the place.
+_PLAIN = frozenset({"empty_like", "zeros_like", "copy", "cast", "as_float32", "ceil_div", "min", "max"})
+_PLACED = frozenset({"empty", "zeros"})
+_VALUES = frozenset({"float32", "device", "vector", "N"})
+_WRITTEN = frozenset({Intent.OUT, Intent.INOUT, Intent.ACCUMULATE})
+
+
+@dataclass(frozen=True)
+class Callable:
+    """A launcher or kernel that a recipe may use: its Python name, parameters and what asserts say of its sizes."""
+
+    symbol: str
+    is_kernel: bool
+    parameters: tuple[Parameter, ...]
+    quanta: Mapping[str, Mapping[str, int]]
+
+
+class RecipeLowering:
+    """Checks and prints one recipe.
+
+    ``first`` is the array that decides place and dtype; ``protected`` are the arrays that belong to the
+    caller; ``indices`` gives the position of each input of the function, for accumulators.
+    """
+
+    def __init__(
+        self,
+        file: str,
+        callables: Mapping[str, Callable],
+        first: str,
+        protected: frozenset[str],
+        indices: Mapping[str, int],
+    ) -> None:
+        self.file = file
+        self.callables = callables
+        self.first = first
+        self.protected = protected
+        self.indices = indices
+        self.names: set[str] = set()
+        self.quanta: dict[str, dict[str, int]] = {}
+
+    def lower(self, text: str, known: set[str]) -> Recipe:
+        """Return the lines of a recipe; ``known`` holds the names that it starts with and is added to.
+
+        Raises SourceError at the line of the recipe that is wrong.
+        """
+        try:
+            tree = ast.parse(text)
+        except SyntaxError as error:
+            raise SourceError(
+                SourceSpan(self.file, 1), f"recipe: {error.msg}: {(error.text or '').strip()!r}"
+            ) from error
+        lines = self._block(tree.body, known)
+        return Recipe(tuple(lines), frozenset(self.names), self.quanta)
+
+    def _block(self, body: list[ast.stmt], known: set[str]) -> list[str]:
+        return [line for statement in body for line in self._statement(statement, known)]
+
+    def _statement(self, statement: ast.stmt, known: set[str]) -> list[str]:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                text = self._expression(value, known)
+                known.add(name)
+                return [f"{name} = {text}"]
+            case ast.Expr(value=ast.Call() as call):
+                return [self._launch(call, known)]
+            case ast.If(test=test, body=body, orelse=orelse):
+                return self._if(test, body, orelse, known)
+        raise self._error(statement, "a recipe has assignments, calls and if alone")
+
+    def _if(self, test: ast.expr, body: list[ast.stmt], orelse: list[ast.stmt], known: set[str]) -> list[str]:
+        inner, other = set(known), set(known)
+        lines = [f"if {self._expression(test, known)}:", *(f"    {line}" for line in self._block(body, inner))]
+        if orelse:
+            lines += ["else:", *(f"    {line}" for line in self._block(orelse, other))]
+        known |= inner & other
+        return lines
+
+    def _launch(self, call: ast.Call, known: set[str]) -> str:
+        match call.func:
+            case ast.Name(id="elementwise"):
+                return self._elementwise(call, known)
+            case ast.Name(id=name):
+                target = self._callable(call, name, kernel=False)
+                head = target.symbol
+            case ast.Subscript(value=ast.Name(id=name), slice=ast.Tuple(elts=parts)):
+                target = self._callable(call, name, kernel=True)
+                head = f"{target.symbol}[{', '.join(self._expression(part, known) for part in parts)}]"
+            case _:
+                raise self._error(call, "a launcher, or a kernel with [grid, block], is called")
+        arguments = self._arguments(call, target, call.args, known)
+        return f"{head}({', '.join(arguments)})"
+
+    def _elementwise(self, call: ast.Call, known: set[str]) -> str:
+        """``elementwise(launcher, arrays…, count)``: right for any count, also where an assert wants whole blocks."""
+        match call.args:
+            case [ast.Name(id=name), *rest] if rest:
+                target = self._callable(call, name, kernel=False)
+            case _:
+                raise self._error(call, "elementwise(launcher, arrays..., count) is taken")
+        arguments = self._arguments(call, target, rest, known)
+        counted = target.parameters[len(arguments) - 1].name
+        quanta = target.quanta.get(counted)
+        if not quanta or set(quanta.values()) == {1}:
+            return f"{target.symbol}({', '.join(arguments)})"
+        self.names.add("elementwise")
+        constant = f"{target.symbol.upper()}_QUANTUM"
+        self.quanta[constant] = dict(quanta)
+        arrays = ", ".join(arguments[:-1])
+        return f"elementwise({target.symbol}, ({arrays}), {arguments[-1]}, {constant}[{self.first}.dtype])"
+
+    def _arguments(self, call: ast.Call, target: Callable, nodes: list[ast.expr], known: set[str]) -> list[str]:
+        if len(nodes) != len(target.parameters):
+            wanted = ", ".join(f"{one.type} {one.name}" for one in target.parameters)
+            raise self._error(call, f"{target.symbol} takes ({wanted}), {len(nodes)} arguments are given")
+        for node, parameter in zip(nodes, target.parameters, strict=True):
+            if parameter.type.is_pointer and isinstance(node, ast.Name) and node.id in self.protected:
+                written = parameter.intent in _WRITTEN or (parameter.intent is None and not parameter.type.const)
+                if written:
+                    raise self._error(
+                        call,
+                        f"{target.symbol} writes to {parameter.name}; {node.id} belongs to the caller: copy it first",
+                    )
+        return [self._expression(node, known) for node in nodes]
+
+    def _callable(self, call: ast.Call, name: str, *, kernel: bool) -> Callable:
+        target = self.callables.get(name)
+        if target is None or target.is_kernel != kernel:
+            what = "kernel" if kernel else "launcher"
+            raise self._error(call, f"there is no {what} {name} among those that the entry lists and the source has")
+        self.names.add(target.symbol)
+        return target
+
+    def _expression(self, node: ast.expr, known: set[str]) -> str:
+        return ast.unparse(_Expressions(self, known).visit(node))
+
+    def _error(self, node: ast.AST, message: str) -> SourceError:
+        line = getattr(node, "lineno", 1)
+        return SourceError(SourceSpan(self.file, line), f"recipe line {line}: {message}")
+
+
+class _Expressions(ast.NodeTransformer):
+    """Fills in what a recipe leaves out: the array that new ones are put beside, the context of accumulators."""
+
+    def __init__(self, recipe: RecipeLowering, known: set[str]) -> None:
+        self.recipe = recipe
+        self.known = known
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        arguments = [self.visit(argument) for argument in node.args]
+        place = ast.Name(self.recipe.first)
+        if name == "accumulator" and len(arguments) == 1 and ast.unparse(arguments[0]) in self.recipe.indices:
+            index = ast.Constant(self.recipe.indices[ast.unparse(arguments[0])])
+            arguments = [ast.Name("ctx"), index, arguments[0]]
+        elif name in _PLACED:
+            arguments.append(place)
+        elif name not in _PLAIN:
+            raise self.recipe._error(node, f"{name or ast.unparse(node.func)}() is no function of recipes")
+        if name not in ("min", "max"):
+            self.recipe.names.add(name)
+        return ast.Call(ast.Name(name), arguments, [])
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        if node.id == "device":
+            self.recipe.names.add("device_of")
+            return ast.Call(ast.Name("device_of"), [ast.Name(self.recipe.first)], [])
+        if node.id not in self.known and node.id not in _VALUES:
+            raise self.recipe._error(node, f"{node.id} is not known here")
+        if node.id in ("float32", "vector"):
+            self.recipe.names.add(node.id)
+        return node

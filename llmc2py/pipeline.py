@@ -1,0 +1,93 @@
+"""The stages in their order: source tree, library, plans, files."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import pathlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from llmc2py import __version__
+from llmc2py.catalog import builtin_entries, read_entry
+from llmc2py.diagnostics import Diagnostic, UsageError
+from llmc2py.emit.lock import LOCK_NAME, emit_lock
+from llmc2py.emit.render import render_package
+from llmc2py.frontend.reader import read_tree
+from llmc2py.ir.catalog import CatalogEntry
+from llmc2py.ir.library import Library
+from llmc2py.ir.plans import PackagePlan
+from llmc2py.lower.modules import lower_library
+
+#: Where a package goes by default; a source folder with a catalogue of its own gets it inside.
+DEFAULT_OUTPUT = "generated"
+
+
+@dataclass(frozen=True)
+class Generated:
+    """The result of a run: files by name, the plan that they were rendered from, and what there is to say."""
+
+    files: dict[str, str]
+    plan: PackagePlan
+    library: Library
+    diagnostics: tuple[Diagnostic, ...]
+
+
+def generate(source: pathlib.Path, catalogs: Sequence[pathlib.Path] = (), only: Sequence[str] = ()) -> Generated:
+    """Read a source tree and render the package of it; nothing is written.
+
+    ``catalogs`` are TOML files of entries beyond the built-in ones and those in the source's root; ``only`` are globs
+    on source files, op names and kernel names. Raises UsageError for what cannot be read at all.
+    """
+    entries = load_entries(source, catalogs)
+    library = read_tree(source)
+    if only:
+        library, entries = _selected(library, entries, only)
+    if not library.kernels and not library.diagnostics:
+        raise UsageError(f"{source}: no kernel in it{' that --only selects' if only else ''}")
+    plan, diagnostics = lower_library(library, entries)
+    files = render_package(plan)
+    catalog_hashes = {entry.file: hashlib.sha256(repr(entry).encode()).hexdigest() for entry in entries}
+    lock = emit_lock(__version__, library.hashes, catalog_hashes, files)
+    return Generated(files | {LOCK_NAME: lock}, plan, library, (*library.diagnostics, *diagnostics))
+
+
+def load_entries(source: pathlib.Path, catalogs: Iterable[pathlib.Path]) -> list[CatalogEntry]:
+    """Return the catalogue for a source: built in, then the TOML files in its root, then those named.
+
+    An entry replaces an earlier one of its name.
+    """
+    entries = {entry.name: entry for entry in builtin_entries()}
+    for path in (*local_catalog(source), *catalogs):
+        entry = read_entry(path)
+        entries[entry.name] = entry
+    return sorted(entries.values(), key=lambda entry: entry.name)
+
+
+def local_catalog(source: pathlib.Path) -> list[pathlib.Path]:
+    """Return the catalogue entries that lie in the root of a source tree."""
+    return sorted(source.glob("*.toml")) if source.is_dir() else []
+
+
+def default_output(source: pathlib.Path) -> pathlib.Path:
+    """Return where the package of a source goes unless the user says otherwise."""
+    return source / DEFAULT_OUTPUT if local_catalog(source) else pathlib.Path(DEFAULT_OUTPUT)
+
+
+def _selected(library: Library, entries: list[CatalogEntry], only: Sequence[str]) -> tuple[Library, list[CatalogEntry]]:
+    """Keep what the globs name: ops with the files that they use, source files, single kernels."""
+    chosen = [entry for entry in entries if _matches(entry.name, only)]
+    used = {entry.source for entry in chosen} | {item.rpartition(":")[0] for entry in chosen for item in entry.uses}
+    files = []
+    for file in library.files:
+        if file.path in used or _matches(file.path, only):
+            files.append(file)
+            continue
+        kernels = tuple(kernel for kernel in file.kernels if _matches(kernel.name, only))
+        if kernels:
+            files.append(replace(file, kernels=kernels, launchers=()))
+    return replace(library, files=tuple(files)), chosen
+
+
+def _matches(name: str, globs: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, glob) for glob in globs)
