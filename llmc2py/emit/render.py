@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import functools
+import keyword
 import pathlib
 import re
-from collections.abc import Iterable
 from typing import Any
 
 import jinja2
 
+from llmc2py.emit.functions import OPS, function_values, tuple_text
 from llmc2py.emit.sources import emit_source
 from llmc2py.emit.text import WIDTH, indent, lay_out_all, prose, quoted, split_arguments
 from llmc2py.ir.library import Intent, Kernel, Parameter, Reference, TemplateParameter
-from llmc2py.ir.plans import ArraySpec, LaunchPlan, ModulePlan, OpPlan, PackagePlan
-
-_RUNTIME = "llmc2py.runtime"
-_OPS = ("accumulator", "as_float32", "cast", "contiguous", "copy", "device_of", "empty", "empty_like", "rows", "take", "take_like",
-        "zeros", "zeros_like")  # fmt: skip
-_INTS = frozenset({"char", "signed char", "unsigned char", "short", "unsigned short", "int", "unsigned int", "long", "unsigned long",
-                   "long long", "unsigned long long"})  # fmt: skip
+from llmc2py.ir.plans import ArraySpec, LaunchPlan, ModulePlan, PackagePlan
+from llmc2py.ir.types import CType
 
 
 def template_folder() -> pathlib.Path:
@@ -92,12 +88,12 @@ def _module(module: ModulePlan) -> dict[str, Any]:
         runtime.add("Pointer")
     if any(kernel.template for kernel in module.kernels) or any(plan.launcher.template for plan in module.launchers):
         runtime.add("TemplateParam")
-    function = _function(module, op) if op is not None else None
+    function = function_values(module, op) if op is not None else None
     ops: set[str] = set()
     if function is not None:
         runtime |= {"Context", "Function", "Tensor"}
         names = function["names"]
-        ops = names & set(_OPS)
+        ops = names & OPS
         runtime |= names & {"elementwise", "ceil_div"}
     return {
         "module": module,
@@ -154,8 +150,6 @@ def _kernel(module: ModulePlan, kernel: Kernel) -> dict[str, Any]:
 
 def parameter_name(parameter: Parameter, index: int) -> str:
     """Return the Python name of a parameter, one for unnamed ones too."""
-    import keyword
-
     name = parameter.name or f"argument{index}"
     return f"{name}_" if keyword.iskeyword(name) or name == "plan" else name
 
@@ -173,7 +167,7 @@ def _param(parameter: Parameter, index: int) -> str:
 
 
 def _template_param(parameter: TemplateParameter) -> str:
-    kind = "int" if parameter.kind in _INTS else parameter.kind
+    kind = "int" if CType(parameter.kind).is_integer and parameter.kind != "bool" else parameter.kind
     default = f", default={parameter.default}" if parameter.default and parameter.default.isdigit() else ""
     return f"TemplateParam({quoted(parameter.name)}, {quoted(kind)}{default})"
 
@@ -234,104 +228,6 @@ def _extent_checks(module: ModulePlan, plan: LaunchPlan) -> list[str]:
     return [f"plan.check_extent({name}, {count}, {quoted(count)})" for name, count in extents.items() if name in known]
 
 
-# --- functions of ops
-
-
-def _function(module: ModulePlan, op: OpPlan) -> dict[str, Any]:
-    inputs = [*op.inputs, *op.parameters]
-    forward = [*_forward_prelude(op), *op.forward.lines]
-    backward = [*_backward_prelude(op), *op.backward.lines]
-    names = {"take", *op.forward.names, *op.backward.names}
-    text = "\n".join([*forward, *backward])
-    names |= {name for name in _OPS if re.search(rf"\b{name}\(", text)}
-    dtypes = set(op.precisions) | ({"float32"} if "float32" in names else set())
-    return {
-        "op": op,
-        "names": names,
-        "dtypes": dtypes,
-        "precisions": _tuple(op.precisions),
-        "quanta": _quanta(op),
-        "inputs": ", ".join(one.name for one in inputs),
-        "typed_inputs": ", ".join(f"{one.name}: Array" for one in inputs),
-        "tensor_inputs": ", ".join(f"{one.name}: Tensor | Array" for one in inputs),
-        "incoming": ", ".join(f"d{one.name}: Array" for one in op.outputs),
-        "returns": "Array" if len(op.outputs) == 1 else f"tuple[{', '.join('Array' for _ in op.outputs)}]",
-        "tensor_returns": "Tensor" if len(op.outputs) == 1 else f"tuple[{', '.join('Tensor' for _ in op.outputs)}]",
-        "gradient_returns": "Array" if len(inputs) == 1 else f"tuple[{', '.join('Array' for _ in inputs)}]",
-        "summary": prose(op.summary, 108),
-        "forward": indent(forward, 2),
-        "backward": indent(backward, 2),
-        "saves": ", ".join(op.saves),
-        "outputs": ", ".join(one.name for one in op.outputs),
-        "gradients": ", ".join(op.gradients[one.name] for one in inputs) if op.gradients else "",
-        "origin": module.launchers[0].launcher.span.origin if module.launchers else module.kernels[0].span.origin,
-        "array_docs": [line for one in inputs + list(op.outputs) for line in _array_doc(one)],
-    }
-
-
-def _array_doc(spec: ArraySpec) -> list[str]:
-    shape = ", ".join("..." if letter == "*" else letter for letter in spec.shape)
-    return prose(f"{spec.name}: ({shape}){': ' + spec.doc if spec.doc else ''}", 104)
-
-
-def _tuple(items: Iterable[str]) -> str:
-    found = list(items)
-    return f"({', '.join(found)}{',' if len(found) == 1 else ''})"
-
-
-def _quanta(op: OpPlan) -> list[str]:
-    """``GELU_FORWARD_QUANTUM = {float32: 2048, …}`` for each launcher that wants whole blocks."""
-    quanta = op.forward.quanta | op.backward.quanta
-    return [
-        f"{name} = {{{', '.join(f'{one}: {sizes[one]}' for one in op.precisions)}}}"
-        for name, sizes in sorted(quanta.items())
-    ]
-
-
-def _forward_prelude(op: OpPlan) -> list[str]:
-    first = op.inputs[0]
-    lines = [
-        f'{first.name} = take("{op.layer}", "{first.name}", {first.name}, DTYPES)',
-        *_sizes(op, first.name, first.shape),
-    ]
-    lines += [
-        f'{one.name} = take_like("{op.layer}", "{one.name}", {one.name}, {first.name}.shape, "{first.name}", {first.name})'
-        for one in op.inputs[1:]
-    ]
-    lines += [
-        f'{one.name} = take_like("{op.layer}", "{one.name}", {one.name}, {_tuple(one.shape)}, "{first.name}", {first.name})'
-        for one in op.parameters
-    ]
-    return lines + _vector(op.forward.names, first.name)
-
-
-def _backward_prelude(op: OpPlan) -> list[str]:
-    lines = [f"{_targets(op.saves)} = ctx.saved"] if op.saves else []
-    lines += [f"d{one.name} = contiguous(d{one.name})" for one in op.outputs]
-    first = op.outputs[0]
-    return (
-        lines + _sizes(op, f"d{first.name}", first.shape, checked=False) + _vector(op.backward.names, f"d{first.name}")
-    )
-
-
-def _targets(names: tuple[str, ...]) -> str:
-    return f"({names[0]},)" if len(names) == 1 else ", ".join(names)
-
-
-def _sizes(op: OpPlan, name: str, shape: tuple[str, ...], *, checked: bool = True) -> list[str]:
-    lines = op.backward.lines if not checked else op.forward.lines
-    uses = set(re.findall(r"\b[A-Z]\w*\b", "\n".join(lines)))
-    if shape == ("*",):
-        return [f"N = {name}.size"] if "N" in uses else []
-    if checked or {"N", *shape[1:]} & uses:
-        return [f'N, {", ".join(shape[1:])} = rows("{op.layer}", "{name}", {name})']
-    return []
-
-
-def _vector(names: frozenset[str], first: str) -> list[str]:
-    return [f"vector = 16 // {first}.dtype.itemsize"] if "vector" in names else []
-
-
 # --- layers
 
 
@@ -353,8 +249,8 @@ def _layers(modules: list[ModulePlan]) -> dict[str, Any]:
                 "shapes": {
                     "inputs": _dims(op.inputs), "parameters": _dims(op.parameters), "outputs": _dims(op.outputs),
                 },
-                "dtypes": _tuple(quoted(one) for one in op.precisions),
-                "origin": module.launchers[0].launcher.span.origin if module.launchers else module.kernels[0].span.origin,
+                "dtypes": tuple_text(quoted(one) for one in op.precisions),
+                "origin": module.origin,
             }
         )  # fmt: skip
     return {"layers": layers, "has_parameters": any(layer["letters"] for layer in layers)}
@@ -362,7 +258,7 @@ def _layers(modules: list[ModulePlan]) -> dict[str, Any]:
 
 def _dims(arrays: tuple[ArraySpec, ...]) -> str:
     rendered = (
-        f"{quoted(one.name)}: {_tuple(quoted('...' if letter == '*' else letter) for letter in one.shape)}"
+        f"{quoted(one.name)}: {tuple_text(quoted('...' if letter == '*' else letter) for letter in one.shape)}"
         for one in arrays
     )
     return f"{{{', '.join(rendered)}}}"
@@ -405,19 +301,17 @@ def _c_path(file: str, function: str) -> str:
 def _c_reference(plan: PackagePlan, file: str, function: str, call: str) -> str:
     reference: Reference = plan.references[file, function]
     arguments = split_arguments(call[call.index("(") + 1 : call.rindex(")")])
-    parameters = _tuple(f"({quoted(name)}, {quoted(ctype)})" for name, ctype in reference.parameters)
+    parameters = tuple_text(f"({quoted(name)}, {quoted(ctype)})" for name, ctype in reference.parameters)
     return (
         f"CReference({quoted(_c_path(file, function))}, {quoted(function)}, {parameters}, "
-        f"{_tuple(quoted(one) for one in arguments)}, {quoted(reference.span.origin)})"
+        f"{tuple_text(quoted(one) for one in arguments)}, {quoted(reference.span.origin)})"
     )
 
 
 def _c_sources(plan: PackagePlan) -> dict[str, str]:
     wanted = {(one.file, one.function) for module in plan.ops if module.op for one in module.op.c_references}
-    return {
-        _c_path(
-            *key
-        ): f"/* {key[1]} of {key[0]}, in double. Generated by llmc2py; do not edit. */\n{plan.references[key].double_source}"
-        for key in sorted(wanted)
-        if key in plan.references
-    }
+    return {_c_path(*key): _c_source(plan.references[key], *key) for key in sorted(wanted) if key in plan.references}
+
+
+def _c_source(reference: Reference, file: str, function: str) -> str:
+    return f"/* {function} of {file}, in double. Generated by llmc2py; do not edit. */\n{reference.double_source}"

@@ -84,9 +84,9 @@ def _check_owned(output: pathlib.Path) -> None:
             owned = {LOCK_NAME, *json.loads(_read(lock))["files"]}
     foreign = [name for name in present if name not in owned]
     if foreign:
+        names = ", ".join(foreign[:3]) + (", …" if len(foreign) > 3 else "")
         raise UsageError(
-            f"{output}: holds files that llmc2py did not write ({', '.join(foreign[:3])}{', …' if len(foreign) > 3 else ''}); "
-            "move them away or choose another --output"
+            f"{output}: holds files that llmc2py did not write ({names}); move them away or choose another --output"
         )
 
 

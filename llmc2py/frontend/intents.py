@@ -107,7 +107,7 @@ class IntentAnalysis:
             function.loaded.setdefault(name, source)
 
     def _pointer_root(self, function: _Function, node: Node) -> str | None:
-        """``inp + i``, ``&inp[i]``, ``(int4*)inp``, ``reinterpret_cast<int4*>(inp + i)``: the parameter pointed into."""
+        """``inp + i``, ``&inp[i]``, ``reinterpret_cast<int4*>(inp + i)``: the parameter that is pointed into."""
         node = _bare(node)
         if node.type == "identifier":
             name = self.tree.text(node)

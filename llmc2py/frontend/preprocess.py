@@ -185,7 +185,7 @@ class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
 
 
 def read_source(path: pathlib.Path) -> str:
-    """Return the text of a source file: UTF-8 with or without a mark, else Latin-1; line ends as ``\\n``.
+    """Return the text of a source file: UTF-8 with or without a mark, else Latin-1; line ends become line feeds.
 
     Raises ValueError for a file that is not text, OSError for one that cannot be read.
     """

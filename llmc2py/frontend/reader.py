@@ -26,7 +26,7 @@ _LARGEST_FILE = 8 << 20
 
 
 def find_sources(root: pathlib.Path) -> list[pathlib.Path]:
-    """Return the ``.cu`` and ``.cuh`` files under a folder, in the order of their names; links to folders are not followed.
+    """Return the ``.cu`` and ``.cuh`` files under a folder, ordered by name; links to folders are not followed.
 
     Raises UsageError where the folder is missing, unreadable, or holds none.
     """

@@ -24,9 +24,9 @@ class LaunchPlan:
 
     ``body`` are its lines, indented by four spaces a level; ``asked`` names of values that the source takes from places
     that no plan can see and that callers must give; ``uses`` the names of runtime functions in the body; ``kernels``
-    and ``calls`` the kernels that it launches and the launchers that it calls; ``helpers`` the host functions of numbers
-    that its expressions need; ``quanta`` for a parameter that an assert
-    wants to be a multiple of something, that number by precision.
+    and ``calls`` the kernels that it launches and the launchers that it calls; ``helpers`` the host functions that its
+    expressions need; ``quanta`` for a parameter that an assert wants to be a multiple of something, that number by
+    precision.
     """
 
     launcher: Launcher
@@ -126,10 +126,16 @@ class ModulePlan:
     imports: dict[str, tuple[str, ...]]
     op: OpPlan | None
 
+    @property
+    def origin(self) -> str:
+        """The place of the first launcher, or of the first kernel where there is no launcher."""
+        first = self.launchers[0].launcher if self.launchers else self.kernels[0]
+        return first.span.origin
+
 
 @dataclass(frozen=True)
 class PackagePlan:
-    """All modules of a generated package, what could not be lowered, and the references that layers are verified with."""
+    """All modules of a generated package, what could not be lowered, and the C references of the source."""
 
     modules: tuple[ModulePlan, ...]
     not_lowered: tuple[NotLowered, ...]

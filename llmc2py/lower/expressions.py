@@ -23,7 +23,8 @@ UNKNOWN = CType("?")
 
 DEVICE_FIELDS = frozenset(
     {
-        "name", "major", "minor", "multiProcessorCount", "maxThreadsPerMultiProcessor", "maxThreadsPerBlock", "warpSize",
+        "name", "major", "minor", "multiProcessorCount", "maxThreadsPerMultiProcessor", "maxThreadsPerBlock",
+        "warpSize",
         "sharedMemPerBlock", "sharedMemPerBlockOptin", "sharedMemPerMultiprocessor", "regsPerBlock", "l2CacheSize",
         "totalGlobalMem", "maxGridSize",
     }
@@ -309,9 +310,9 @@ class ExpressionLowering:
         raise SourceError(node.span, f"a cast to {ctype} cannot be lowered")
 
     def _is_value_name(self, ctype: CType) -> bool:
-        return not ctype.is_pointer and not ctype.is_integer and not ctype.is_floating and (
-            ctype.base in self.environment.variables or "::" in ctype.base or ctype.base in self.environment.scope.constants
-        )  # fmt: skip
+        if ctype.is_pointer or ctype.is_integer or ctype.is_floating:
+            return False
+        return ctype.base in self.environment.variables or ctype.base in self.environment.scope.constants
 
     # sizeof(floatX)
     def _sizeof(self, node: ir.SizeOf) -> Lowered:

@@ -26,8 +26,8 @@ _SHARED_ATTRIBUTE = "cudaFuncAttributeMaxDynamicSharedMemorySize"
 class HostCallLowering(ExpressionLowering):
     """Expression lowering that knows the CUDA runtime.
 
-    ``kernel`` turns a kernel's C name into its Python name; ``helper`` lowers a host function that computes a number and
-    returns its Python name, None where it cannot.
+    ``kernel`` turns a kernel's C name into its Python name; ``helper`` lowers a host function that computes a number
+    and returns its Python name, None where it cannot.
     """
 
     def __init__(
