@@ -14,7 +14,7 @@ from llmc2py.runtime.arrays import Place, check_dtype, check_writable, common_pl
 from llmc2py.runtime.csemantics import c_scalar
 from llmc2py.runtime.dtypes import C_DTYPES, c_dtype
 from llmc2py.runtime.params import Binding, Param, TemplateParam, bind, scalar_type
-from llmc2py.runtime.plan import Plan
+from llmc2py.runtime.plan import Launch, Plan
 from llmc2py.runtime.replay import Run, prepare, stage
 
 #: Prepared calls kept per launcher; the oldest goes first. A seed or learning rate makes a new one in every step.
@@ -188,6 +188,9 @@ class CallSite:
         plan = Plan(self, place, binding)
         values = [self._argument(plan, binding, p, arg) for p, arg in zip(self.params, args, strict=True)]
         self.function(plan, *values)
+        if any(array.size == 0 for _, array in named):
+            # Kernels index what they are given; an empty array leaves nothing to compute, whatever the grid says.
+            plan.operations = [operation for operation in plan.operations if not isinstance(operation, Launch)]
         return plan
 
     def _argument(self, plan: Plan, binding: Binding, param: Param, arg: Any) -> Any:
