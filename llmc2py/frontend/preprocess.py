@@ -59,11 +59,13 @@ class PreprocessedText:
 class ExpandedHeader:
     """What an included file expands to under one set of macros, and what it leaves behind."""
 
-    tokens: tuple[Any, ...]
+    text: str
+    token: Any
     macros: dict[str, Any]
     include_once: dict[str, Any]
     includes: tuple[str, ...]
     system_headers: tuple[str, ...]
+    is_clean: bool
 
 
 #: Expanded headers by path and by the macros that were defined when each was included.
@@ -79,6 +81,7 @@ class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
         self.texts = texts
         self.headers = headers
         self.macros: dict[str, Any]
+        self.parser: Any
         self.include_once: dict[str, Any]
         self.line_directive = "#line"
         self.diagnostics: list[Diagnostic] = []
@@ -100,27 +103,39 @@ class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
             yield from super().parsegen(input, source, abssource)
             return
         key = (abssource, self._macro_state())
-        if key not in self.headers:
-            before = len(self.diagnostics)
-            includes, system_headers = self.includes, self.system_headers
-            self.includes, self.system_headers = {}, {}
-            tokens = [copy.copy(token) for token in super().parsegen(input, source, abssource)]
-            header = ExpandedHeader(
-                tuple(tokens),
-                dict(self.macros),
-                dict(self.include_once),
-                tuple(self.includes),
-                tuple(self.system_headers),
-            )
-            self.includes, self.system_headers = includes, system_headers
-            if len(self.diagnostics) == before:
+        header = self.headers.get(key)
+        if header is None:
+            header = self._expand_header(input, source, abssource)
+            if header.is_clean:
                 self.headers[key] = header
         else:
-            header = self.headers[key]
             self.macros, self.include_once = dict(header.macros), dict(header.include_once)
         self.includes |= dict.fromkeys(header.includes)
         self.system_headers |= dict.fromkeys(header.system_headers)
-        yield from (copy.copy(token) for token in header.tokens)
+        if header.token is not None:
+            token = copy.copy(header.token)
+            token.value = header.text
+            yield token
+
+    def _expand_header(self, text: str, source: str | None, abssource: str) -> ExpandedHeader:
+        """Expand an included file to its text, which stands in the output as one token with line marks of its own."""
+        before, outer = len(self.diagnostics), (self.includes, self.system_headers, self.parser)
+        self.includes, self.system_headers = {}, {}
+        tokens = list(super().parsegen(text, source, abssource))
+        output = io.StringIO()
+        self.parser = iter(tokens)
+        self.write(output)
+        header = ExpandedHeader(
+            output.getvalue(),
+            next((token for token in tokens if token.type not in self.t_WS), None),
+            dict(self.macros),
+            dict(self.include_once),
+            tuple(self.includes),
+            tuple(self.system_headers),
+            len(self.diagnostics) == before,
+        )
+        self.includes, self.system_headers, self.parser = outer
+        return header
 
     def _macro_state(self) -> object:
         macros = frozenset(

@@ -23,10 +23,13 @@ from llmc2py.ir.library import Item, Kernel, Launcher, Library, Parameter, Refer
 
 CUDA_SUFFIXES = frozenset({".cu", ".cuh"})
 _LARGEST_FILE = 8 << 20
+_PACKAGE_MARK = "llmc2py.lock"
 
 
 def find_sources(root: pathlib.Path) -> list[pathlib.Path]:
     """Return the ``.cu`` and ``.cuh`` files under a folder, ordered by name; links to folders are not followed.
+
+    A package that was generated into the tree is not part of its sources.
 
     Raises UsageError where the folder is missing, unreadable, or holds none.
     """
@@ -36,7 +39,11 @@ def find_sources(root: pathlib.Path) -> list[pathlib.Path]:
         raise UsageError(f"{root}: is a file; give the folder that it lies in (and choose with --only)")
     found: list[pathlib.Path] = []
     for folder, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not name.startswith(".") and not pathlib.Path(folder, name, _PACKAGE_MARK).is_file()
+        )
         found += [pathlib.Path(folder, name) for name in files if pathlib.Path(name).suffix in CUDA_SUFFIXES]
     if not found:
         raise UsageError(f"{root}: no .cu or .cuh file in it")
@@ -95,8 +102,9 @@ class UnitReader:
         self.diagnostics: list[Diagnostic] = []
         self.tree: SyntaxTree = parse(text)
         self.declarations = declarations(self.tree)
-        self.scope = ScopeReader(self.tree, self.declarations)
         self.items = [self._item(declaration, order, known) for order, declaration in enumerate(self.declarations)]
+        self.scope = ScopeReader(self.tree, self.declarations, self.items)
+        self._headers: dict[int, FunctionHeader | None] = {}
         self.slicer = Slicer(self.items, text.system_headers)
         self.functions = self._functions()
         self.intents = IntentAnalysis(
@@ -131,17 +139,24 @@ class UnitReader:
             known[key] = read_item(self.tree, declaration, order)
         return replace(known[key], order=order)
 
+    def _header(self, function: Node | None) -> FunctionHeader | None:
+        if function is None:
+            return None
+        if function.id not in self._headers:
+            self._headers[function.id] = read_header(self.tree, function)
+        return self._headers[function.id]
+
     def _functions(self) -> dict[str, list[tuple[Node, Declaration]]]:
         found: dict[str, list[tuple[Node, Declaration]]] = {}
         for declaration in self.declarations:
-            header = read_header(self.tree, declaration.function) if declaration.function is not None else None
+            header = self._header(declaration.function)
             if header is not None and declaration.function is not None:
                 found.setdefault(header.name, []).append((declaration.function, declaration))
         return found
 
     def _kernels(self) -> Iterable[Kernel]:
         for item, declaration in zip(self.items, self.declarations, strict=True):
-            header = read_header(self.tree, declaration.function) if declaration.function is not None else None
+            header = self._header(declaration.function)
             if header is None or declaration.function is None or not _is_kernel(item):
                 continue
             own = item.span.file == self.text.file
@@ -180,7 +195,7 @@ class UnitReader:
         for name, versions in self.functions.items():
             for node, declaration in versions:
                 item = self.items[self.declarations.index(declaration)]
-                header = read_header(self.tree, node)
+                header = self._header(node)
                 if (
                     header is None
                     or _is_kernel(item)
@@ -193,14 +208,16 @@ class UnitReader:
                 found.setdefault(name, []).append(
                     Launcher(
                         name, self.tree.span(declaration.node), parameters, template, declaration.conditions, body,
-                        launch_sites(node), self.scope.resolve(header.returns),
+                        launch_sites(self.tree, node), self.scope.resolve(header.returns),
                     )
                 )  # fmt: skip
         return found
 
     def _reached_from_launches(self) -> set[str]:
         calls = _calls(self.items, self.declarations)
-        wanted = {name for name, found in self.functions.items() if any(launch_sites(node) for node, _ in found)}
+        wanted = {
+            name for name, found in self.functions.items() if any(launch_sites(self.tree, node) for node, _ in found)
+        }
         grown = True
         while grown:
             grown = False

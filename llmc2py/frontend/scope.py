@@ -11,7 +11,7 @@ from llmc2py.frontend.items import Declaration
 from llmc2py.frontend.syntax import Node, SyntaxTree, child, named, walk
 from llmc2py.ir.conditions import PRECISIONS, holds
 from llmc2py.ir.expressions import Expression, Number, TemplateArgument
-from llmc2py.ir.library import ClassConstant, TypeAlias
+from llmc2py.ir.library import ClassConstant, Item, TypeAlias
 from llmc2py.ir.types import CType, canonical_name
 
 #: What a type must be in each precision to be the one that the precision chooses.
@@ -21,7 +21,7 @@ _FLOATX = {"float32": "float", "float16": "half", "bfloat16": "bfloat16"}
 class ScopeReader:
     """Collects what file-scope declarations say."""
 
-    def __init__(self, tree: SyntaxTree, declarations: list[Declaration]) -> None:
+    def __init__(self, tree: SyntaxTree, declarations: list[Declaration], items: list[Item]) -> None:
         self.tree = tree
         self.declarations = declarations
         self.expressions = ExpressionReader(tree)
@@ -31,7 +31,7 @@ class ScopeReader:
         self.globals: dict[str, list[Expression]] = {}
         for declaration in declarations:
             self._read(declaration)
-        self._read_assignments()
+        self._read_assignments(items)
 
     def resolve(self, ctype: CType) -> CType:
         """Return a type with its alias replaced; ``floatX``-like names become ``floatX``."""
@@ -123,18 +123,16 @@ class ScopeReader:
             prefix = f"{self.tree.text(scope)}::" if scoped and scope else ""
             self.constants[prefix + self.tree.text(child(item, "name"))] = read
 
-    def _read_assignments(self) -> None:
+    def _read_assignments(self, items: list[Item]) -> None:
         """Add every value that some function gives to a global."""
-        if not self.globals:
-            return
-        for declaration in self.declarations:
-            if declaration.function is None:
+        for declaration, item in zip(self.declarations, items, strict=True):
+            if declaration.function is None or not item.uses & self.globals.keys():
                 continue
-            for item in walk(declaration.function):
-                if item.type == "assignment_expression" and child(item, "left").type == "identifier":
-                    name = self.tree.text(child(item, "left"))
+            for node in walk(declaration.function):
+                if node.type == "assignment_expression" and child(node, "left").type == "identifier":
+                    name = self.tree.text(child(node, "left"))
                     if name in self.globals:
-                        self.globals[name].append(self.expressions.read(child(item, "right")))
+                        self.globals[name].append(self.expressions.read(child(node, "right")))
 
 
 def _choose_alias(versions: list[tuple[tuple[str, ...], TypeAlias]]) -> TypeAlias:
