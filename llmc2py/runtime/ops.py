@@ -12,6 +12,7 @@ import numpy as np
 from llmc2py.runtime.arrays import backend_named, place_of
 from llmc2py.runtime.autograd import Context
 from llmc2py.runtime.backends import DeviceProperties
+from llmc2py.runtime.poison import poison
 
 _FLOAT32 = np.dtype(np.float32)
 
@@ -61,8 +62,8 @@ def contiguous(array: Any) -> Any:
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any], like: Any) -> Any:
     """Return a new array on the place of another."""
     if like.__class__ is np.ndarray:
-        return backend_named("cpu").empty(shape, dtype)
-    return sys.modules["cupy"].ndarray(shape, dtype)
+        return poison(backend_named("cpu").empty(shape, dtype))
+    return poison(sys.modules["cupy"].ndarray(shape, dtype))
 
 
 def empty_like(array: Any) -> Any:

@@ -7,6 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 Arrays = dict[str, Any]
+#: Rounds a value that a kernel keeps in the storage precision before it goes on with it.
+Stored = Callable[[Any], Any]
+
+
+def unchanged(array: Any) -> Any:
+    """Return the array as it is: what a reference in float64 stores."""
+    return array
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,9 @@ class CReference:
 @dataclass(frozen=True)
 class Reference:
     """Float64 forward and backward of one op, by keyword: arrays in, a dict of outputs or gradients out.
+
+    Both take ``stored`` too, the rounding (none by default) of what the kernels keep in the storage precision and then
+    go on with, so that a reference can follow a kernel of any precision closely.
 
     ``reduction`` is the letter of the axis that sums run over, if there is one.
     """

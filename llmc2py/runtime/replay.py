@@ -12,6 +12,7 @@ from llmc2py.runtime.csemantics import scalar_bits
 from llmc2py.runtime.errors import LaunchError
 from llmc2py.runtime.params import Param, scalar_type
 from llmc2py.runtime.plan import Launch, Memcpy, Memset, Plan, Pointer, Slot
+from llmc2py.runtime.poison import poison
 
 #: What a call runs: takes the addresses of its arrays, slot by slot. The list may be extended.
 Run = Callable[[list[int]], None]
@@ -99,7 +100,7 @@ def _with_scratch(plan: Plan, run: Run, scratch: Sequence[Slot]) -> Run:
 
     def run_with_scratch(pointers: list[int]) -> None:
         # The arrays live until the call ends; CuPy's pool hands their memory on in stream order.
-        arrays = [empty((slot.size,), slot.dtype) for slot in scratch]
+        arrays = [poison(empty((slot.size,), slot.dtype)) for slot in scratch]
         for position, array in zip(positions, arrays, strict=True):
             pointers.insert(position, pointer_of(array))
         run(pointers)
