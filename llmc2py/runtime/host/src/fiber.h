@@ -31,10 +31,6 @@ inline void make_context(Context &context, char *stack, std::size_t size, void (
     for (int saved = 0; saved < 6; ++saved) {
         *--slot = 0;
     }
-    std::uint32_t mxcsr;
-    std::uint16_t x87;
-    __asm__ volatile("stmxcsr %0\n fnstcw %1" : "=m"(mxcsr), "=m"(x87));
-    *--slot = (static_cast<std::uint64_t>(x87) << 32) | mxcsr;
     context.stack_pointer = slot;
 }
 

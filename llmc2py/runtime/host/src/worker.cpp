@@ -213,15 +213,20 @@ __attribute__((noinline)) void Worker::run_fresh_thread(Fiber *fiber)
     prefer_fresh = false;
     current = next++;
     Thread &thread = threads[current];
-    thread.index = {current, 0, 0};
+    // Field by field: a copy of the whole would load what was stored in parts, and wait for it.
+    unsigned int x = current, y = 0, z = 0;
     if (width != count) {
-        thread.index = {current % width, current / width % height, current / width / height};
+        x = current % width;
+        y = current / width % height;
+        z = current / width / height;
     }
+    llmc2py_thread_idx.x = thread.index.x = x;
+    llmc2py_thread_idx.y = thread.index.y = y;
+    llmc2py_thread_idx.z = thread.index.z = z;
     thread.state = State::running;
     thread.fiber = fiber;
     thread.barriers = 0;
     thread.warp_epoch = 0;
-    llmc2py_thread_idx = thread.index;
     launch->kernel->entry(launch->arguments);
     exit_thread();
 }

@@ -37,7 +37,14 @@ inline T shuffle(unsigned int mask, T value, int source, Site site)
 {
     static_assert(sizeof(T) <= sizeof(Payload), "only values of up to 16 bytes can be shuffled");
     Payload payload{};
-    std::memcpy(&payload, &value, sizeof(T));
+    // Through a register where it fits: whole words are stored, so that loading them again does not stall.
+    if constexpr (sizeof(T) <= sizeof(std::uint64_t)) {
+        std::uint64_t word = 0;
+        std::memcpy(&word, &value, sizeof(T));
+        payload.word[0] = word;
+    } else {
+        std::memcpy(&payload, &value, sizeof(T));
+    }
     llmc2py_collective(Collective::shuffle, mask, source, &payload, site);
     std::memcpy(&value, &payload, sizeof(T));
     return value;
