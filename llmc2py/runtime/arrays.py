@@ -154,7 +154,10 @@ def check_writable(array: Any, name: str, callee: str) -> None:
     """Raise ValueError for an array that cannot be written, or whose elements share memory (``broadcast_to``)."""
     if isinstance(array, np.ndarray) and not array.flags.writeable:
         raise ValueError(f"{callee}: `{name}` is written, but the array is read-only; pass a copy")
-    if any(stride == 0 and length > 1 for stride, length in zip(array.strides, array.shape, strict=True)):
+    # NumPy gives arrays without elements any strides.
+    if array.size and any(
+        stride == 0 and length > 1 for stride, length in zip(array.strides, array.shape, strict=True)
+    ):
         raise ValueError(f"{callee}: `{name}` is written, but its elements share memory (broadcast); pass a copy")
 
 

@@ -208,6 +208,9 @@ def _output(array: Any, ctx: Context, index: int, recording: bool) -> Any:
         if recording:
             ctx.outputs_.append(None)
         return None
+    if array.__class__ is not np.ndarray and isinstance(array, np.generic):
+        # NumPy's reductions to no axes give scalars, which are no arrays.
+        array = np.asarray(array)
     tensor = Tensor.__new__(Tensor)
     tensor.data = array
     tensor.grad = None

@@ -94,6 +94,25 @@ def test_forward_and_backward() -> None:
     assert "requires_grad=True" in repr(y)
 
 
+def test_a_reduction_to_no_axes_is_an_array() -> None:
+    class Total(Function):
+        @staticmethod
+        def forward(ctx: Context, x: Any) -> Any:
+            ctx.save(x)
+            return x.sum()
+
+        @staticmethod
+        def backward(ctx: Context, dout: Any) -> Any:
+            (x,) = ctx.saved
+            return np.full_like(x, dout)
+
+    x = Tensor(np.arange(3, dtype=np.float32))
+    total = Total.apply(x)
+    assert isinstance(total.data, np.ndarray)
+    total.backward()
+    np.testing.assert_array_equal(x.grad, [1, 1, 1])
+
+
 def test_a_tensor_used_several_times_sums_without_touching_a_summand() -> None:
     x = tensor(1, 2)
     y = Add.apply(Add.apply(x, x), Add.apply(x, Square.apply(x)))
