@@ -12,7 +12,7 @@ from llmc2py.ir.catalog import CatalogEntry, PassEntry
 from llmc2py.ir.plans import ArraySpec, CReferenceCall
 
 _KEYS = frozenset(
-    {"name", "layer", "summary", "source", "launchers", "kernels", "uses", "inputs", "parameters", "outputs", "forward",
+    {"name", "layer", "summary", "details", "source", "launchers", "kernels", "uses", "inputs", "parameters", "outputs", "forward",
      "backward", "extents", "reference", "fast_sizes"}
 )  # fmt: skip
 _REQUIRED = ("name", "layer", "summary", "source", "inputs", "outputs", "forward", "reference")
@@ -60,6 +60,7 @@ def _entry(table: dict[str, Any], file: str) -> CatalogEntry:
         name=_identifier(table["name"]),
         layer=_identifier(table["layer"]),
         summary=str(table["summary"]),
+        details=str(table.get("details", "")),
         source=str(table["source"]),
         launchers=tuple(map(str, table.get("launchers", ()))),
         kernels=tuple(map(str, table.get("kernels", ()))),

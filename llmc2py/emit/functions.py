@@ -52,6 +52,7 @@ def function_values(module: ModulePlan, op: OpPlan) -> dict[str, Any]:
         "tensor_returns": "Tensor" if len(op.outputs) == 1 else f"tuple[{', '.join('Tensor' for _ in op.outputs)}]",
         "gradient_returns": "Array" if len(inputs) == 1 else f"tuple[{', '.join('Array' for _ in inputs)}]",
         "summary": prose(op.summary, 108),
+        "details": prose(op.details, 112),
         "forward": indent(forward, 2),
         "backward": indent(backward, 2),
         "saves": ", ".join(op.saves),

@@ -112,9 +112,10 @@ def _module(module: ModulePlan) -> dict[str, Any]:
     }
 
 
-def _import_order(name: str) -> tuple[int, str]:
-    """Constants, classes, functions: the order that isort keeps."""
-    return (0 if name.isupper() else 1 if name[0].isupper() else 2, name)
+def _import_order(name: str) -> tuple[int, list[tuple[int, int | str]]]:
+    """Constants, classes, functions, numbers in names by value: the order that isort keeps."""
+    kind = 0 if name.isupper() else 1 if name[0].isupper() else 2
+    return kind, [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part]
 
 
 def _relative(path: str, home: str) -> str:
@@ -135,7 +136,7 @@ def _exports(module: ModulePlan) -> list[str]:
     names = [*module.symbols.values(), *(plan.name for plan in module.launchers)]
     if module.op is not None:
         names += [f"{module.op.layer}Function", module.op.name]
-    return sorted(set(names))
+    return sorted(set(names), key=_import_order)
 
 
 def _kernel(module: ModulePlan, kernel: Kernel) -> dict[str, Any]:
@@ -241,7 +242,8 @@ def _layers(modules: list[ModulePlan]) -> dict[str, Any]:
                 "op": op,
                 "module": module.path.replace("/", "."),
                 "summary": prose(op.summary, 112),
-                "fast": prose(f"Fast sizes: {op.fast_sizes}.", 112),
+                "details": prose(op.details, 112),
+                "fast": prose(f"Fast sizes: {op.fast_sizes}. Source: {module.origin}.", 112),
                 "letters": list(dict.fromkeys(letter for one in op.parameters for letter in one.shape)),
                 "inputs": ", ".join(f"{one.name}: Tensor | Array" for one in op.inputs),
                 "arguments": ", ".join([one.name for one in op.inputs] + [f"self.{one.name}" for one in op.parameters]),

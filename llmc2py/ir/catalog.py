@@ -29,6 +29,7 @@ class CatalogEntry:
     name: str
     layer: str
     summary: str
+    details: str
     source: str
     launchers: tuple[str, ...]
     kernels: tuple[str, ...]

@@ -93,6 +93,7 @@ class OpPlan:
     name: str
     layer: str
     summary: str
+    details: str
     source: str
     precisions: tuple[str, ...]
     inputs: tuple[ArraySpec, ...]

@@ -74,14 +74,13 @@ class Variable:
 
 @dataclass
 class Environment:
-    """The names that an expression may use, and what lowering has used so far.
+    """The names that an expression may use, and what lowering has found out so far.
 
     ``hoisted`` holds constants of classes, such as ``x128::size``, that get a name of their own at the top.
     """
 
     scope: Scope
     variables: dict[str, Variable] = field(default_factory=dict)
-    uses: set[str] = field(default_factory=set)
     asked: dict[str, str] = field(default_factory=dict)
     hoisted: dict[str, str] = field(default_factory=dict)
     template: frozenset[str] = frozenset()
@@ -213,7 +212,6 @@ class ExpressionLowering:
         if rounded is not None:
             dividend, divisor = (self.lower(part) for part in rounded)
             if dividend.type.is_integer or dividend.type == UNKNOWN:
-                self.environment.uses.add("ceil_div")
                 ctype = promote(dividend.type, divisor.type)
                 natural = dividend.is_natural and divisor.is_natural
                 return Lowered(f"ceil_div({dividend.text}, {divisor.text})", ctype, is_natural=natural)
@@ -264,7 +262,6 @@ class ExpressionLowering:
             operator = "/"
         elif node.operator in "/%" and not natural:
             function = "idiv" if node.operator == "/" else "imod"
-            self.environment.uses.add(function)
             return Lowered(f"{function}({left.text}, {right.text})", ctype)
         text = f"{left.at(level)} {operator} {right.at(level + 1)}"
         if node.operator == "-" and ctype.is_unsigned and not (isinstance(node.right, ir.Number) and natural):
@@ -280,7 +277,6 @@ class ExpressionLowering:
         return Lowered(f"{left.at(SHIFT)} {operator} {right.at(SHIFT)}", BOOL, COMPARE)
 
     def _wrapped(self, text: str, ctype: CType) -> Lowered:
-        self.environment.uses.add("wrap")
         return Lowered(f'wrap({text}, "{ctype.base}")', ctype, is_natural=True)
 
     # c ? a : b
@@ -305,7 +301,6 @@ class ExpressionLowering:
         if ctype.is_integer and operand.type.is_integer and _holds(ctype, operand):
             return Lowered(operand.text, ctype, operand.level, operand.is_natural)
         if ctype.base in INTEGER_TYPES or ctype.base in FLOATING_TYPES:
-            self.environment.uses.add("c_cast")
             return Lowered(f'c_cast({operand.text}, "{ctype.base}")', ctype)
         raise SourceError(node.span, f"a cast to {ctype} cannot be lowered")
 
@@ -381,7 +376,6 @@ class ExpressionLowering:
             natural = one.is_natural and other.is_natural
             return Lowered(f"{name}({one.text}, {other.text})", promote(one.type, other.type), is_natural=natural)
         if name.removesuffix("f") in _MATH:
-            self.environment.uses.add("math")
             arguments = ", ".join(self.text(argument) for argument in node.arguments)
             return Lowered(f"math.{name.removesuffix('f')}({arguments})", CType("double"))
         inlined = self._inline(node)

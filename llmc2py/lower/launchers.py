@@ -68,13 +68,18 @@ class _LauncherLowering:
             parameters=tuple(parameters),
             body=(*self._hoisted(), *self.lines) or ("pass",),
             asked=tuple(self.environment.asked),
-            uses=frozenset(self.environment.uses),
+            uses=self._used_names(),
             kernels=tuple(self.kernels),
             calls=tuple(self.calls),
             launches=tuple(self.launches),
             helpers=tuple(self.helpers.values()),
             quanta=self._quanta(),
         )
+
+    def _used_names(self) -> frozenset[str]:
+        """Return the names of the runtime that the emitted lines mention."""
+        text = "\n".join([*self.lines, *self._hoisted(), *(line for one in self.helpers.values() for line in one.body)])
+        return frozenset(name for name in RUNTIME_NAMES if re.search(rf"\b{name}[.(]", text))
 
     def _hoisted(self) -> list[str]:
         return [f"{name} = {text}" for name, text in self.environment.hoisted.items()]
@@ -105,7 +110,6 @@ class _LauncherLowering:
         lowering._body(function.body)
         parameters = tuple(python_name(one.name) for one in function.parameters)
         self.helpers |= lowering.helpers
-        self.environment.uses |= lowering.environment.uses
         self.helpers[name] = HelperPlan(name, parameters, (*lowering._hoisted(), *lowering.lines), function.span)
         return name
 

@@ -42,6 +42,7 @@ def lower_entry(entry: CatalogEntry, callables: Mapping[str, Callable], precisio
         name=entry.name,
         layer=entry.layer,
         summary=entry.summary,
+        details=entry.details,
         source=entry.source,
         precisions=precisions,
         inputs=entry.inputs,

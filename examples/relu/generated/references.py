@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from llmc2py.runtime.references import CReference, Reference
+from llmc2py.runtime.references import Reference, Stored, unchanged
 
 __all__ = ["REFERENCES"]
 
 Array = Any
 
 
-def relu_forward(inp: Array) -> dict[str, Array]:
+def relu_forward(inp: Array, *, stored: Stored = unchanged) -> dict[str, Array]:
     """Return out."""
     out = np.maximum(inp, 0)
     return {"out": out}
 
 
-def relu_backward(inp: Array, dout: Array) -> dict[str, Array]:
+def relu_backward(inp: Array, dout: Array, *, stored: Stored = unchanged) -> dict[str, Array]:
     """Return the gradients of the inputs, by the inputs' names."""
     dinp = np.where(inp > 0, dout, 0)
     return {"inp": dinp}
