@@ -147,18 +147,20 @@ class _Checker:
         except KeyError:
             return 1
 
-    def arguments(self, args: int) -> ctypes.Array[ctypes.c_void_p]:
-        """Return a copy of an argument block whose pointers lead into the checker's copies of the arrays."""
+    def arguments(self, args: int) -> int:
+        """Return the address of a copy of an argument block whose pointers lead into the copies of the arrays."""
         types = self.kernel.request.parameters
+        if not types:
+            return args
         given = (ctypes.c_void_p * len(types)).from_address(args)
-        moved = (ctypes.c_void_p * len(types))(*given)
+        self.moved = (ctypes.c_void_p * len(types))(*given)
         self.values = [ctypes.c_void_p() for _ in types]
         for number, ctype in enumerate(types):
             if ctype.endswith("*"):
                 pointer = ctypes.c_void_p.from_address(given[number] or 0).value
                 self.values[number].value = None if pointer is None else self.translate(pointer, ctype)
-                moved[number] = ctypes.addressof(self.values[number])
-        return moved
+                self.moved[number] = ctypes.addressof(self.values[number])
+        return ctypes.addressof(self.moved)
 
     def findings(self) -> list[str]:
         count = self.library.llmc2py_checker_findings(ctypes.c_void_p(self.handle))
@@ -207,7 +209,7 @@ def launch_checked(kernel: HostKernel, grid: Dim3, block: Dim3, shared_bytes: in
     try:
         moved = checker.arguments(args)
         try:
-            kernel.launch_with(grid, block, shared_bytes, ctypes.addressof(moved), checker.handle)
+            kernel.launch_with(grid, block, shared_bytes, moved, checker.handle)
         except KernelError as error:
             if _report.get() is None:
                 raise

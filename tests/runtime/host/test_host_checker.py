@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import pathlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -206,3 +210,35 @@ def test_unchecked_launches_around_a_checked_one(run):
         else:
             kernel.launch((1, 1, 1), (8, 1, 1), 0, 0, ctypes.addressof(block))
         np.testing.assert_array_equal(out, 3 * ones(8))
+
+
+def test_environment_variable_checks_every_launch(tmp_path):
+    (tmp_path / "k.cu").write_text("__global__ void f(float* o) { o[threadIdx.x] = 1; }")
+    code = """
+import ctypes, pathlib, sys
+import numpy as np
+from llmc2py.runtime import host
+from llmc2py.runtime.source import KernelRequest, KernelSource
+source = KernelSource(pathlib.Path(sys.argv[1]))
+kernel = host.kernel(KernelRequest(source, "f", "SLICE_f", "float32", ("float*",)), 0)
+out = np.zeros(8, np.float32)
+host.register_buffers([("o", out.ctypes.data, out.nbytes)])
+pointer = ctypes.c_void_p(out.ctypes.data)
+block = (ctypes.c_void_p * 1)(ctypes.addressof(pointer))
+kernel.launch((1, 1, 1), (8, 1, 1), 0, 0, ctypes.addressof(block))
+try:
+    kernel.launch((1, 1, 1), (9, 1, 1), 0, 0, ctypes.addressof(block))
+except host.CheckError as error:
+    print(error, out.sum())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "k.cu")],
+        cwd=pathlib.Path(__file__).parents[3],
+        env={**os.environ, "LLMC2PY_CHECK": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+    )
+    assert "k.cu:1: out of bounds: kernel f writes o[8] (elements 0 to 7)" in done.stdout
+    assert done.stdout.rstrip().endswith(" 8.0")
