@@ -1,0 +1,227 @@
+"""What holds of every layer: any strides and shapes, use in graphs, and nothing of the caller's is written."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from llmc2py.runtime import Tensor, no_grad
+from llmc2py.verify.tolerance import compare, half_spacing
+
+OPS = ["gelu", "residual", "layernorm", "fused_residual"]
+PRECISIONS = ["float32", "float16", "bfloat16"]
+SHAPE = (6, 5, 48)
+
+pytestmark = pytest.mark.parametrize("op", OPS)
+
+
+def transposed(xp, array):
+    return xp.ascontiguousarray(array.T).T
+
+
+def sliced(xp, array):
+    wide = xp.zeros((*array.shape[:-1], 2 * array.shape[-1]), array.dtype)
+    view = wide[..., 1::2]
+    view[...] = array
+    return view
+
+
+def cut(xp, array):
+    wide = xp.zeros((*array.shape[:-1], array.shape[-1] + 3), array.dtype)
+    view = wide[..., : array.shape[-1]]
+    view[...] = array
+    return view
+
+
+def reversed_rows(xp, array):
+    return xp.ascontiguousarray(array[::-1])[::-1]
+
+
+def broadcast(xp, array):
+    return xp.broadcast_to(array[:1], array.shape)
+
+
+def misaligned(xp, array):
+    view = xp.zeros(array.size + 1, array.dtype)[1:].reshape(array.shape)
+    view[...] = array
+    return view
+
+
+LAYOUTS = [transposed, sliced, cut, reversed_rows, broadcast, misaligned]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+def test_strides_and_alignment_do_not_matter(bench, op, layout, precision):
+    arrays, gradients = bench.inputs(op, SHAPE, precision), bench.gradients(op, SHAPE, precision)
+    names = bench.layer_class(op).spec.inputs
+    arrays |= {name: layout(bench.xp, arrays[name]) for name in names}
+    gradients = {name: layout(bench.xp, array) for name, array in gradients.items()}
+    results = bench.run(op, arrays, gradients)
+    bench.check(op, arrays, gradients, results)
+    contiguous = {name: bench.xp.ascontiguousarray(array) for name, array in arrays.items()}
+    again = bench.run(op, contiguous, {name: bench.xp.ascontiguousarray(array) for name, array in gradients.items()})
+    for name, result in results.items():
+        bench.xp.testing.assert_array_equal(result, again[name])
+
+
+@pytest.mark.parametrize("layout", [sliced, misaligned], ids=lambda layout: layout.__name__)
+def test_strided_parameters(bench, op, layout):
+    arrays, gradients = bench.inputs(op, SHAPE, "float32"), bench.gradients(op, SHAPE, "float32")
+    layer = bench.make(op, arrays)
+    for name in layer.spec.parameters:
+        getattr(layer, name).data = layout(bench.xp, arrays[name])
+    bench.check(op, arrays, gradients, bench.run(op, arrays, gradients, layer))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_no_rows(bench, op, precision, count_launches):
+    """CASES B14: empty outputs, zero gradients of parameters, and no launch."""
+    for shape in ((0, 56), (0, 57), (3, 0, 56)):
+        arrays, gradients = bench.inputs(op, shape, precision), bench.gradients(op, shape, precision)
+        launched = count_launches()
+        results = bench.run(op, arrays, gradients)
+        for name in (*bench.layer_class(op).spec.outputs, *(f"d{name}" for name in bench.layer_class(op).spec.inputs)):
+            assert results[name].shape == shape
+        for name in bench.layer_class(op).spec.parameters:
+            bench.xp.testing.assert_array_equal(results[f"d{name}"], bench.xp.zeros(shape[-1], arrays[name].dtype))
+        assert launched == []
+
+
+def test_rows_of_no_columns(bench, op):
+    results = bench.run(op, bench.inputs(op, (4, 0), "float32"), bench.gradients(op, (4, 0), "float32"))
+    assert all(result.size == 0 for result in results.values())
+
+
+def test_one_axis(bench, op):
+    bench.run_and_check(op, (29,), "float32")
+
+
+def test_used_twice_in_one_graph(bench, op):
+    layer = bench.make(op, bench.inputs(op, SHAPE, "float32"))
+    calls = []
+    for seed in (1, 2):
+        arrays = bench.inputs(op, SHAPE, "float32", seed) | {n: getattr(layer, n).data for n in layer.spec.parameters}
+        calls.append((arrays, bench.gradients(op, SHAPE, "float32", seed), *bench.forward(layer, arrays)))
+    for _, gradients, _, outputs in reversed(calls):
+        bench.backward(outputs, gradients)
+    sums = {}
+    for arrays, gradients, leaves, outputs in calls:
+        results = {name: output.data for name, output in outputs.items()}
+        values, allowed = bench.expected(op, arrays, gradients, results)
+        for name in layer.spec.inputs:
+            outcome = compare(bench.numpy(leaves[name].grad), values[f"d{name}"], allowed[f"d{name}"])
+            assert outcome.ok, f"{name}: {outcome}"
+        for name in layer.spec.parameters:
+            value, limit = sums.get(name, (0, 0))
+            sums[name] = value + values[f"d{name}"], limit + allowed[f"d{name}"]
+    for name, (value, limit) in sums.items():
+        outcome = compare(bench.numpy(getattr(layer, name).grad), value, limit)
+        assert outcome.ok, f"{name}: {outcome}"
+
+
+def test_a_layer_on_its_own_output(bench, op):
+    """Two calls in a chain: the second's saved arrays are not the first's."""
+    layer = bench.make(op, bench.inputs(op, SHAPE, "float32"))
+    arrays = bench.inputs(op, SHAPE, "float32")
+    given = [Tensor(arrays[name]) for name in layer.spec.inputs]
+    first = layer(*given)
+    second = layer(*((first,) * len(given) if isinstance(first, Tensor) else first))
+    last = second if isinstance(second, Tensor) else second[-1]
+    gradient = bench.gradients(op, SHAPE, "float32").popitem()[1]
+    last.backward(gradient)
+
+    inner = {name: given[i].data for i, name in enumerate(layer.spec.inputs)}
+    parameters = {name: getattr(layer, name).data for name in layer.spec.parameters}
+    mids = [first] if isinstance(first, Tensor) else list(first)
+    mids = mids * len(given) if len(mids) == 1 else mids
+    outer = {name: tensor.data for name, tensor in zip(layer.spec.inputs, mids, strict=True)} | parameters
+    zeros = bench.xp.zeros_like(gradient)
+    names = list(layer.spec.outputs)
+    step = bench.run(op, outer, dict.fromkeys(names, zeros) | {names[-1]: gradient})
+    passed = [step[f"d{name}"] for name in layer.spec.inputs]
+    incoming = {names[0]: sum(passed[1:], passed[0])} if len(names) == 1 else dict(zip(names, passed, strict=True))
+    wanted = bench.run(op, inner | parameters, incoming)
+    for tensor, name in zip(given, layer.spec.inputs, strict=True):
+        bench.xp.testing.assert_allclose(tensor.grad, wanted[f"d{name}"], rtol=1e-5, atol=1e-6)
+
+
+def test_shapes_may_change_from_call_to_call(bench, op):
+    parameters = bench.inputs(op, SHAPE, "float32")
+    layer = bench.make(op, parameters)
+    for seed, shape in enumerate([(2, 48), (7, 48), (1, 2, 3, 48), (48,), (2, 48)]):
+        arrays = bench.inputs(op, shape, "float32", seed)
+        arrays |= {name: parameters[name] for name in layer.spec.parameters}
+        gradients = bench.gradients(op, shape, "float32", seed)
+        layer.zero_grad()
+        bench.check(op, arrays, gradients, bench.run(op, arrays, gradients, layer))
+
+
+@pytest.mark.parametrize("width", [48, 47])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_gradients_add_up_over_two_backward_passes(bench, op, precision, width):
+    shape = (5, width)
+    arrays = bench.inputs(op, shape, precision)
+    layer = bench.make(op, arrays)
+    leaves = {name: Tensor(arrays[name]) for name in layer.spec.inputs}
+    totals = {}
+    for seed in (1, 2):
+        gradients = bench.gradients(op, shape, precision, seed)
+        outputs = layer(*leaves.values())
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        outputs = dict(zip(layer.spec.outputs, outputs, strict=True))
+        bench.backward(outputs, gradients)
+        results = {name: output.data for name, output in outputs.items()}
+        values, allowed = bench.expected(op, arrays, gradients, results)
+        for name in (*layer.spec.inputs, *layer.spec.parameters):
+            value, limit = totals.get(name, (0, 0))
+            totals[name] = value + values[f"d{name}"], limit + allowed[f"d{name}"]
+    leaves |= {name: getattr(layer, name) for name in layer.spec.parameters}
+    for name, (value, limit) in totals.items():
+        limit = limit + 1.5 * half_spacing(np.abs(value) + limit, arrays[name].dtype)
+        outcome = compare(bench.numpy(leaves[name].grad), value, limit)
+        assert outcome.ok, f"{name}: {outcome}"
+
+
+def test_a_second_backward_of_one_graph_is_refused(bench, op):
+    arrays, gradients = bench.inputs(op, SHAPE, "float32"), bench.gradients(op, SHAPE, "float32")
+    leaves, outputs = bench.forward(bench.make(op, arrays), arrays)
+    bench.backward(outputs, gradients)
+    before = {name: leaf.grad.copy() for name, leaf in leaves.items()}
+    with pytest.raises(RuntimeError, match="freed by an earlier backward pass"):
+        bench.backward(outputs, gradients)
+    for name, leaf in leaves.items():
+        bench.xp.testing.assert_array_equal(leaf.grad, before[name])
+
+
+def test_without_a_graph_the_outputs_are_the_same(bench, op):
+    arrays = bench.inputs(op, SHAPE, "float32")
+    layer = bench.make(op, arrays)
+    _, recorded = bench.forward(layer, arrays)
+    with no_grad():
+        _, plain = bench.forward(layer, arrays)
+    for name, output in plain.items():
+        bench.xp.testing.assert_array_equal(output.data, recorded[name].data)
+        with pytest.raises(RuntimeError, match="does not require a gradient"):
+            output.backward(output.data)
+
+
+def test_results_have_the_same_bits_in_every_run(bench, op):
+    arrays, gradients = bench.inputs(op, SHAPE, "bfloat16"), bench.gradients(op, SHAPE, "bfloat16")
+    first, second = bench.run(op, arrays, gradients), bench.run(op, arrays, gradients)
+    for name, result in first.items():
+        bench.xp.testing.assert_array_equal(result, second[name])
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    shape=st.lists(st.integers(0, 9), max_size=2).flatmap(
+        lambda leading: st.integers(1, 300).map(lambda width: (*leading, width))
+    ),
+    precision=st.sampled_from(PRECISIONS),
+    seed=st.integers(0, 1000),
+)
+def test_random_shapes(bench, op, shape, precision, seed):
+    bench.run_and_check(op, shape, precision, seed)
