@@ -1,0 +1,270 @@
+"""The command line: options and exit codes; what the commands do stands in ``pipeline``, ``listing`` and ``verify``.
+
+Exit codes: 0 done; 1 differences, failures or errors in the source were found; 2 used wrongly or input that cannot be
+read; 70 a bug of llmc2py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import functools
+import os
+import pathlib
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from llmc2py import __version__
+from llmc2py.diagnostics import Llmc2pyError
+
+_FOUND = 1
+_MISUSED = 2
+_BUG = 70
+_AS_JSON = "llmc2py.json"
+_DEBUG = "llmc2py.debug"
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+class _Misuse(click.ClickException):
+    """An error as the user sees it: its message on the standard error, and in JSON where that was asked for."""
+
+    exit_code = _MISUSED
+
+    def __init__(self, message: str, *, as_json: bool) -> None:
+        super().__init__(message)
+        self._as_json = as_json
+
+    def show(self, file: Any = None) -> None:
+        from llmc2py.console import write_error, write_json
+
+        write_error(f"llmc2py: error: {self.message}")
+        if self._as_json:
+            write_json({"error": self.message})
+
+
+class _Bug(_Misuse):
+    """An exception that nobody foresaw."""
+
+    exit_code = _BUG
+
+
+class _Commands(click.Group):
+    """Turns exceptions into messages and exit codes."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:
+                raise  # the reader of our output has left: click ends quietly
+            if ctx.meta.get(_DEBUG):
+                traceback.print_exc()
+            raise _failure(error, as_json=ctx.meta.get(_AS_JSON, False)) from error
+
+
+def _failure(error: Exception, *, as_json: bool) -> _Misuse:
+    from llmc2py.runtime.errors import ToolMissingError
+
+    if isinstance(error, (Llmc2pyError, ToolMissingError)):
+        return _Misuse(str(error), as_json=as_json)
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    hint = "please report it with the command and the output of the same command with --debug"
+    return _Bug(f"a bug in llmc2py ({what}); {hint}", as_json=as_json)
+
+
+def _note(key: str) -> Callable[[click.Context, click.Parameter, bool], bool]:
+    """Return a callback that keeps a flag where the group finds it when a command fails."""
+
+    def callback(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
+        ctx.meta[key] = ctx.meta.get(key, False) or value
+        return value
+
+    return callback
+
+
+_debug_option = click.option(
+    "--debug", is_flag=True, envvar="LLMC2PY_DEBUG", expose_value=False, is_eager=True, callback=_note(_DEBUG),
+    help="Show the traceback of an error (also LLMC2PY_DEBUG=1).",
+)  # fmt: skip
+_json_option = click.option(
+    "--json", "as_json", is_flag=True, is_eager=True, callback=_note(_AS_JSON),
+    help="Write one JSON object to the standard output instead of tables.",
+)  # fmt: skip
+_verbose_option = click.option("-v", "--verbose", is_flag=True, help="Say more.")
+_path = click.Path(path_type=pathlib.Path)
+_catalog_option = click.option(
+    "--catalog", "catalogs", multiple=True, type=_path, metavar="FILE",
+    help="A catalogue entry (TOML) beyond the built-in ones and those in SOURCE; may be given several times.",
+)  # fmt: skip
+
+
+def _only_option(what: str) -> Callable[[_Command], _Command]:
+    return click.option(
+        "--only", multiple=True, metavar="GLOB", help=f"Only {what} that match; may be given several times."
+    )
+
+
+def _command(name: str) -> Callable[[Callable[..., int]], click.Command]:
+    """Register a function, which returns its exit code, as a command with the options that all of them have."""
+
+    def register(function: Callable[..., int]) -> click.Command:
+        @functools.wraps(function)
+        def run(*arguments: Any, **options: Any) -> None:
+            click.get_current_context().exit(function(*arguments, **options))
+
+        return cli.command(name)(_debug_option(_json_option(run)))
+
+    return register
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="llmc2py")
+@_debug_option
+def cli() -> None:
+    """Turn hand-written CUDA kernels into tested CuPy autograd layers."""
+
+
+@_command("generate")
+@click.argument("source", type=_path)
+@click.option(
+    "--output", type=_path, metavar="DIR",
+    help="Where the package goes [default: generated; SOURCE/generated where SOURCE has catalogue entries].",
+)  # fmt: skip
+@_catalog_option
+@_only_option("layers, source files and kernels")
+@click.option("--check", is_flag=True, help="Write nothing; show how DIR differs and exit with 1 where it does.")
+@_verbose_option
+def generate(
+    source: pathlib.Path,
+    output: pathlib.Path | None,
+    catalogs: tuple[pathlib.Path, ...],
+    only: tuple[str, ...],
+    check: bool,
+    verbose: bool,
+    as_json: bool,
+) -> int:
+    """Read the CUDA sources under SOURCE and write a Python package of their kernels, launchers and layers."""
+    from llmc2py import console, listing, pipeline, views
+    from llmc2py.emit.writer import diff_package, write_package
+
+    output = output if output is not None else pipeline.default_output(source)
+    with console.Progress(f"reading {source}", quiet=as_json):
+        made = pipeline.generate(source, catalogs, only)
+    difference = diff_package(output, made.files) if check else []
+    if not check:
+        write_package(output, made.files)
+    record = listing.summary(made)
+    if as_json:
+        console.write_json(
+            {"source": str(source), "output": str(output), "written": not check, "files": sorted(made.files)}
+            | ({"differs": bool(difference), "diff": difference} if check else {})
+            | record
+        )
+    else:
+        views.show_diagnostics(made.diagnostics)
+        for line in difference:
+            console.write(line)
+        if not check:
+            views.show_summary(record, str(output), "written", verbose=verbose)
+        elif not difference:
+            views.show_summary(record, str(output), "is up to date", verbose=verbose)
+        else:
+            console.write_error(f"{output} is not what `llmc2py generate` writes from {source}")
+    return _FOUND if difference or listing.has_errors(made.diagnostics) else 0
+
+
+@_command("list")
+@click.argument("source", type=_path)
+@_catalog_option
+@_only_option("layers, source files and kernels")
+def list_sources(source: pathlib.Path, catalogs: tuple[pathlib.Path, ...], only: tuple[str, ...], as_json: bool) -> int:
+    """List the kernels, launchers and C references under SOURCE with their launch configurations."""
+    from llmc2py import console, listing, pipeline, views
+
+    with console.Progress(f"reading {source}", quiet=as_json):
+        made = pipeline.generate(source, catalogs, only)
+    record = listing.listing(made)
+    if as_json:
+        console.write_json({"source": str(source)} | record)
+    else:
+        views.show_diagnostics(made.diagnostics)
+        views.show_listing(record)
+    return _FOUND if listing.has_errors(made.diagnostics) else 0
+
+
+@_command("show")
+@click.argument("source", type=_path)
+@click.argument("name")
+@_catalog_option
+def show(source: pathlib.Path, name: str, catalogs: tuple[pathlib.Path, ...], as_json: bool) -> int:
+    """Show all of NAME under SOURCE: signature, intents, launch configuration, slice and generated Python.
+
+    NAME is that of a kernel, launcher, C reference, op or layer; FILE:NAME where several files have it.
+    """
+    from llmc2py import console, listing, pipeline, views
+
+    with console.Progress(f"reading {source}", quiet=as_json):
+        made = pipeline.generate(source, catalogs)
+    found = listing.find(made, name)
+    if as_json:
+        console.write_json({"source": str(source), "name": name, "items": found})
+    else:
+        views.show_items(found)
+    return 0
+
+
+@_command("verify")
+@click.option("--package", default="generated", show_default=True, help="The generated package: a folder or a module.")
+@click.option("--backend", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@_only_option("layers")
+@_verbose_option
+def verify(package: str, backend: str, only: tuple[str, ...], verbose: bool, as_json: bool) -> int:
+    """Run every layer forward and backward against its references; exit with 1 where one fails."""
+    from llmc2py import console, views
+    from llmc2py.verify.report import VerifyRow, verify_package
+
+    with console.Progress(f"verifying {package}", quiet=as_json) as progress:
+
+        def say(row: VerifyRow) -> None:
+            progress.update(f"{row.layer} {row.precision} {row.shape}")
+
+        rows = verify_package(package, backend, only, say)
+    if not rows:
+        raise click.UsageError(f"--package {package}: no layer in it{' that --only selects' if only else ''}")
+    failed = sum(not row.ok for row in rows)
+    if as_json:
+        console.write_json({"package": package, "backend": backend, "checks": len(rows), "failed": failed,
+                            "rows": [dataclasses.asdict(row) for row in rows]})  # fmt: skip
+    else:
+        views.show_verification(rows, verbose=verbose)
+    return _FOUND if failed else 0
+
+
+@_command("doctor")
+def doctor(as_json: bool) -> int:
+    """Say which tools are here and how to get what is missing; exit with 1 where some do not fit together."""
+    from llmc2py import console, views
+    from llmc2py.runtime.environment import inspect
+
+    with console.Progress("looking at this machine", quiet=as_json):
+        findings = inspect()
+    if as_json:
+        console.write_json({"version": __version__, "findings": [dataclasses.asdict(item) for item in findings]})
+    else:
+        views.show_findings(findings)
+    return _FOUND if any(item.status == "warning" for item in findings) else 0
+
+
+def main() -> None:
+    """Run the command line; what is piped is UTF-8 whatever the locale says."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding=None if stream.isatty() else "utf-8", errors="backslashreplace")
+    os.environ.setdefault("PYTHONUTF8", "1")
+    cli(prog_name="llmc2py")
