@@ -1,1 +1,1 @@
-"""TODO"""
+"""Verification of generated packages: references, tolerances, layer checks, and compile checks."""

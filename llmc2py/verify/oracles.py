@@ -1,0 +1,240 @@
+"""What layers are compared with: the float64 references, and what vouches for these (C references, derivatives)."""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import operator
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc2py.runtime.host.compiler import compile_c
+from llmc2py.runtime.layer import OpSpec
+from llmc2py.runtime.references import CReference, Reference, Stored
+from llmc2py.verify.cases import Arrays, Case, gradient_values, input_values, parameter_values
+from llmc2py.verify.gradcheck import gradcheck
+from llmc2py.verify.rows import VerifyRow, worst_of
+from llmc2py.verify.tolerance import Comparison, allowed_error, compare, float32_tolerance
+
+#: How much of the result's scale a C reference in double may differ from the NumPy one.
+C_TOLERANCE = 1e-12
+#: Finite differences cost two forward passes a direction, so they take small shapes.
+_GRADCHECK_SIZE = 300
+
+_FLOAT64 = np.dtype(np.float64)
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+    ast.FloorDiv: operator.floordiv,
+}
+_C_DTYPES: dict[str, np.dtype[Any]] = {"double*": _FLOAT64, "int*": np.dtype(np.int32)}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Float64 results by name, and the error that each of their elements may have."""
+
+    values: Arrays
+    allowed: Arrays
+
+    def compared(self, actual: Mapping[str, NDArray[Any]]) -> dict[str, Comparison]:
+        """Compare every result. Raises ValueError where a shape differs or a result is missing."""
+        missing = [name for name in self.values if name not in actual]
+        if missing:
+            raise ValueError(f"there is no result for {', '.join(missing)}")
+        return {name: compare(actual[name], self.values[name], self.allowed[name]) for name in self.values}
+
+
+def stored_as(dtype: np.dtype[Any]) -> Stored:
+    """Return the rounding of a kernel that computes in float32 and stores in ``dtype``."""
+
+    def stored(array: Any) -> Any:
+        return array.astype(np.float32).astype(dtype).astype(array.dtype)
+
+    return stored
+
+
+def expected_outputs(reference: Reference, inputs: Arrays, dtype: np.dtype[Any], case: Case) -> Expected:
+    """Return the outputs of the float64 forward pass, and what a kernel of a precision may be off."""
+    stored = stored_as(dtype)
+
+    def forward(arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+        return reference.forward(**arrays, stored=stored)
+
+    return Expected(_evaluated(forward, inputs), allowed_error(forward, inputs, dtype, _reduction(reference, case)))
+
+
+def expected_gradients(
+    reference: Reference, spec: OpSpec, inputs: Arrays, incoming: Arrays, dtype: np.dtype[Any], case: Case
+) -> Expected:
+    """Return the gradients of the float64 backward pass, and what a kernel of a precision may be off.
+
+    The gradients of inputs are sums over the reference's axis, those of parameters over all rows.
+    """
+    assert reference.backward is not None
+    backward, stored = reference.backward, stored_as(dtype)
+    given = {**inputs, **{f"d{name}": array for name, array in incoming.items()}}
+
+    def gradients(arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+        return backward(**arrays, stored=stored)
+
+    def of_parameters(arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {name: array for name, array in gradients(arrays).items() if name in spec.parameters}
+
+    reduction = _reduction(reference, case)
+    allowed = allowed_error(gradients, given, dtype, reduction)
+    if spec.parameters and float32_tolerance(case.rows) != float32_tolerance(reduction):
+        allowed |= allowed_error(of_parameters, given, dtype, case.rows)
+    return Expected(_evaluated(gradients, given), allowed)
+
+
+def _evaluated(function: Callable[[Arrays], Mapping[str, Any]], arrays: Arrays) -> Arrays:
+    copies = {name: array.copy() for name, array in arrays.items()}
+    return {name: np.asarray(result, dtype=np.float64) for name, result in function(copies).items()}
+
+
+def _reduction(reference: Reference, case: Case) -> int:
+    return case.sizes.get(reference.reduction, 1) if reference.reduction else 1
+
+
+# --- the references themselves
+
+
+def reference_values(spec: OpSpec, case: Case) -> tuple[Arrays, Arrays]:
+    """Return float64 inputs with parameters, and gradients of the outputs."""
+    parameters = parameter_values(spec, case, _FLOAT64, dict.fromkeys(spec.parameters, 1.0))
+    return {**input_values(spec, case, _FLOAT64), **parameters}, gradient_values(spec, case, _FLOAT64)
+
+
+def check_derivative(layer: str, spec: OpSpec, reference: Reference, case: Case) -> VerifyRow | None:
+    """Compare the float64 backward pass with finite differences of the forward pass; None where there is no use."""
+    inputs, _ = reference_values(spec, case)
+    backward = reference.backward
+    size = max(array.size for array in inputs.values())
+    if backward is None or not 0 < size <= _GRADCHECK_SIZE:
+        return None
+
+    def gradients(arrays: Arrays, grads: Arrays) -> Mapping[str, NDArray[Any]]:
+        return backward(**arrays, **{f"d{name}": grad for name, grad in grads.items()})
+
+    report = gradcheck(lambda arrays: reference.forward(**arrays), gradients, inputs)
+    worst = max(report.checks, key=lambda check: (not check.ok, abs(check.got - check.wanted) / (check.allowed or 1.0)))
+    error = abs(worst.got - worst.wanted)
+    return VerifyRow(layer, "float64", case.label(spec), "derivative", report.ok, error, worst.allowed, str(worst))
+
+
+@dataclass
+class _Scope:
+    """The arrays and sizes that the arguments of C references name. Arrays live as long as the scope."""
+
+    case: Case
+    spec: OpSpec
+    inputs: Arrays
+    incoming: Arrays
+    arrays: Arrays = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.arrays |= self._given
+
+    @property
+    def _given(self) -> Arrays:
+        return {**self.inputs, **{f"d{name}": array for name, array in self.incoming.items()}}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {**self.case.sizes, "N": self.case.rows}
+
+    def array(self, name: str, ctype: str) -> NDArray[Any]:
+        """Return the array that an argument names, a new one where the function may write it."""
+        if ctype.startswith("const "):
+            if name not in self.arrays:
+                raise ValueError(
+                    f"the C reference reads `{name}`, which neither the op nor a reference before it gives"
+                )
+            return self.arrays[name]
+        given = self._given.get(name)
+        array = self._new(name, _C_DTYPES[ctype]) if given is None else given.copy()
+        self.arrays[name] = array
+        return array
+
+    def _new(self, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+        if name in self.spec.outputs:
+            return np.full(self.case.shape(self.spec.outputs[name]), np.nan, dtype)
+        # C references add to gradients, so these begin with zeros.
+        if name.startswith("d") and name[1:] in self.inputs:
+            return np.zeros(self.inputs[name[1:]].shape, dtype)
+        return np.full(max(array.size for array in self.inputs.values()), np.nan if dtype == _FLOAT64 else -1, dtype)
+
+
+def check_c_references(
+    layer: str, spec: OpSpec, reference: Reference, folder: pathlib.Path, case: Case
+) -> Iterator[VerifyRow]:
+    """Call the op's C references, compiled in double, and compare what they write with the NumPy reference."""
+    inputs, incoming = reference_values(spec, case)
+    scope = _Scope(case, spec, inputs, incoming)
+    wanted = _evaluated(lambda arrays: reference.forward(**arrays), inputs)
+    if reference.backward is not None:
+        backward = reference.backward
+        given = {**inputs, **{f"d{name}": array for name, array in incoming.items()}}
+        gradients = _evaluated(lambda arrays: backward(**arrays), given)
+        wanted |= {f"d{name}": array for name, array in gradients.items()}
+    for item in reference.c:
+        check = f"C reference {item.function}"
+        written = _call(item, scope, folder)
+        compared = {
+            name: compare(scope.arrays[name].reshape(wanted[name].shape), wanted[name], _c_allowed(wanted[name]))
+            for name in written
+            if name in wanted
+        }
+        if case.rows == 0:
+            continue
+        ok, error, allowed, detail = worst_of(compared)
+        yield VerifyRow(layer, "float64", case.label(spec), check, ok, error, allowed, f"{item.origin}: {detail}")
+
+
+def _c_allowed(wanted: NDArray[np.float64]) -> NDArray[np.float64]:
+    scale = float(np.sqrt(np.mean(np.square(wanted)))) if wanted.size else 0.0
+    return C_TOLERANCE * np.maximum(np.abs(wanted), max(scale, 1.0))
+
+
+def _call(item: CReference, scope: _Scope, folder: pathlib.Path) -> list[str]:
+    """Call a C reference and return the names of the arrays that it may have written."""
+    source = (folder / item.file).read_text(encoding="utf-8")
+    function = getattr(compile_c(source, item.file), item.function)
+    function.restype = None
+    passed: list[Any] = []
+    written = []
+    for (_, ctype), argument in zip(item.parameters, item.arguments, strict=True):
+        if ctype.endswith("*"):
+            passed.append(ctypes.c_void_p(scope.array(argument, ctype).ctypes.data))
+            if not ctype.startswith("const "):
+                written.append(argument)
+        elif ctype in ("double", "float"):
+            passed.append(ctypes.c_double(float(argument)))
+        else:
+            passed.append(ctypes.c_int(_size(argument, scope.sizes)))
+    function(*passed)
+    return written
+
+
+def _size(text: str, sizes: Mapping[str, int]) -> int:
+    """Evaluate an expression of sizes such as ``2 * C``. Raises ValueError for anything else."""
+
+    def value(node: ast.expr) -> int:
+        match node:
+            case ast.Constant(value=int(number)):
+                return number
+            case ast.Name(id=name) if name in sizes:
+                return sizes[name]
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+                return _OPERATORS[type(op)](value(left), value(right))
+        raise ValueError(f"argument `{text}` is no expression of the sizes {', '.join(sizes)}")
+
+    return value(ast.parse(text, mode="eval").body)

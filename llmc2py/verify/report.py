@@ -1,0 +1,181 @@
+"""Verification of a generated package: every layer, precision, shape and check as one table."""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from llmc2py.diagnostics import UsageError
+from llmc2py.runtime.errors import ToolMissingError
+from llmc2py.runtime.layer import OpSpec
+from llmc2py.runtime.poison import poisoned_arrays
+from llmc2py.runtime.references import Reference
+from llmc2py.verify.cases import Case, cases_for
+from llmc2py.verify.checks import Subject, check_layer
+from llmc2py.verify.oracles import check_c_references, check_derivative
+from llmc2py.verify.packages import Package, load_package
+from llmc2py.verify.rows import VerifyRow
+
+__all__ = ["VerifyRow", "resolve_backend", "verify_package"]
+
+_MAX_WORKERS = 4
+#: References in double are called on shapes of up to this many elements.
+_REFERENCE_SIZE = 1 << 14
+
+Task = Callable[[], list[VerifyRow]]
+Cases = Callable[[OpSpec], Sequence[Case]]
+
+
+def verify_package(
+    package: str,
+    backend: str = "auto",
+    only: Sequence[str] = (),
+    progress: Callable[[VerifyRow], None] | None = None,
+    *,
+    precisions: Sequence[str] | None = None,
+    cases: Cases = cases_for,
+) -> list[VerifyRow]:
+    """Run every layer of a generated package and compare it with its references.
+
+    Parameters
+    ----------
+    package
+        A folder, or the name of a module.
+    backend
+        ``cpu``, ``cuda``, or ``auto``: CUDA where there is a device, else the CPU.
+    only
+        Patterns (``*``, ``?``) of layer or op names; all layers by default.
+    progress
+        Called with each row, in the order of the result.
+    precisions
+        The precisions to run; all that a layer has by default.
+    cases
+        Gives the shapes for an op.
+
+    Returns
+    -------
+    list of VerifyRow
+        One row per layer, precision, shape and check. Checks of the references themselves have the precision
+        ``float64``. A check that raises is a row that failed.
+
+    Raises
+    ------
+    UsageError
+        There is no such package or backend, or no layer that a pattern names.
+    ToolMissingError
+        A compiler, CuPy or a device is not there.
+    """
+    loaded = load_package(package)
+    xp = importlib.import_module("cupy" if resolve_backend(backend) == "cuda" else "numpy")
+    names = _chosen(loaded, only, package)
+    tasks = [task for name in names for task in _tasks(loaded, name, xp, precisions, cases)]
+    rows: list[VerifyRow] = []
+    with poisoned_arrays(), ThreadPoolExecutor(min(_MAX_WORKERS, os.cpu_count() or 1)) as pool:
+        futures = [pool.submit(task) for task in tasks]
+        try:
+            _collect(futures, rows, progress)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return rows
+
+
+def resolve_backend(backend: str) -> str:
+    """Return ``cpu`` or ``cuda`` for ``auto``, ``cpu`` or ``cuda``.
+
+    Raises UsageError for any other name, and ToolMissingError for ``cuda`` where there is no device.
+    """
+    if backend == "cpu":
+        return backend
+    if backend not in ("auto", "cuda"):
+        raise UsageError(f"{backend!r} is no backend; it is one of auto, cpu, cuda")
+    problem = _cuda_problem()
+    if problem and backend == "cuda":
+        raise ToolMissingError(f"there is no CUDA device to verify on: {problem}; `llmc2py doctor` says more")
+    return "cpu" if problem else "cuda"
+
+
+def _cuda_problem() -> str:
+    """Return why CUDA cannot be used; "" where it can."""
+    try:
+        runtime: Any = importlib.import_module("cupy_backends.cuda.api.runtime")
+    except ImportError as error:
+        return f"CuPy cannot be imported ({error})"
+    try:
+        return "" if runtime.getDeviceCount() else "the driver names no device"
+    except runtime.CUDARuntimeError as error:
+        return str(error)
+
+
+def _chosen(package: Package, only: Sequence[str], given: str) -> list[str]:
+    """Return the names of the layers that the patterns choose. Raises UsageError where that is none."""
+
+    def is_named(pattern: str, name: str) -> bool:
+        spec = package.layers[name].spec
+        return any(fnmatch.fnmatchcase(one, pattern) for one in (name, spec.name if spec else name))
+
+    known = ", ".join(package.layers) or "none"
+    for pattern in only:
+        if not any(is_named(pattern, name) for name in package.layers):
+            raise UsageError(f"{given}: no layer is named {pattern!r}; its layers are: {known}")
+    if not package.layers:
+        raise UsageError(f"{given}: the package has no layers to verify")
+    return [name for name in package.layers if not only or any(is_named(pattern, name) for pattern in only)]
+
+
+def _collect(
+    futures: Iterable[Future[list[VerifyRow]]], rows: list[VerifyRow], progress: Callable[[VerifyRow], None] | None
+) -> None:
+    for future in futures:
+        for row in future.result():
+            rows.append(row)
+            if progress is not None:
+                progress(row)
+
+
+def _tasks(package: Package, name: str, xp: Any, precisions: Sequence[str] | None, cases: Cases) -> list[Task]:
+    """Return what can run side by side for one layer: its references, and each precision."""
+    layer = package.layers[name]
+    spec = layer.spec
+    if spec is None:
+        return []
+    reference = package.references.get(spec.name)
+    if reference is None:
+        detail = f"the package has no reference for {spec.name}"
+        row = VerifyRow(name, "float64", "", "reference", False, float("nan"), float("nan"), detail)
+        return [lambda: [row]]
+    shapes = cases(spec)
+    tasks: list[Task] = [lambda: _reference_rows(package, name, spec, reference, shapes)]
+    for precision in spec.dtypes:
+        if precisions is None or precision in precisions:
+            tasks.append(_layer_task(Subject(name, layer, spec, reference, precision, xp), shapes))
+    return tasks
+
+
+def _layer_task(subject: Subject, cases: Sequence[Case]) -> Task:
+    return lambda: list(check_layer(subject, cases))
+
+
+def _reference_rows(
+    package: Package, name: str, spec: OpSpec, reference: Reference, cases: Sequence[Case]
+) -> list[VerifyRow]:
+    """Check a layer's reference: against its derivative, and against C references of the same op."""
+    rows: list[VerifyRow] = []
+    for case in cases:
+        if not 0 < case.rows * max(case.sizes.values(), default=1) <= _REFERENCE_SIZE:
+            continue
+        try:
+            derivative = check_derivative(name, spec, reference, case)
+            rows += [derivative] if derivative else []
+            rows += check_c_references(name, spec, reference, package.folder, case)
+        except ToolMissingError:
+            raise
+        except Exception as fault:
+            detail = f"{type(fault).__name__}: {fault}"
+            nan = float("nan")
+            rows.append(VerifyRow(name, "float64", case.label(spec), "reference", False, nan, nan, detail))
+    return rows
