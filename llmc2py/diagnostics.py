@@ -33,11 +33,15 @@ class Severity(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One thing that the user should know: where, what, and what to do."""
+    """One thing that the user should know: where, what, and what to do.
+
+    ``kernel`` names the kernel that it is about, where it is about one alone: who leaves that out is spared it.
+    """
 
     severity: Severity
     span: SourceSpan
     message: str
+    kernel: str | None = None
 
     def __str__(self) -> str:
         return f"{self.span}: {self.severity}: {self.message}"

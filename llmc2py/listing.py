@@ -188,7 +188,7 @@ class _Index:
         op = module.op
         assert op is not None
         arrays = {
-            role: {item.name: " ".join(item.shape) for item in items}
+            role: {item.name: " ".join(item.shape).replace("*", "...") for item in items}
             for role, items in (("inputs", op.inputs), ("parameters", op.parameters), ("outputs", op.outputs))
         }
         names = [f"{op.layer}Function", op.name]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from llmc2py import __version__
-from llmc2py.catalog import builtin_entries, read_entry
+from llmc2py.catalog import builtin_entries, is_entry, read_entry
 from llmc2py.diagnostics import Diagnostic, UsageError
 from llmc2py.emit.lock import LOCK_NAME, emit_lock
 from llmc2py.emit.render import render_package
@@ -43,8 +43,9 @@ def generate(source: pathlib.Path, catalogs: Sequence[pathlib.Path] = (), only: 
     library = read_tree(source)
     if only:
         library, entries = _selected(library, entries, only)
-    if not library.kernels and not library.diagnostics:
-        raise UsageError(f"{source}: no kernel in it{' that --only selects' if only else ''}")
+    if not library.kernels:
+        why = "".join(f"\n{item}" for item in library.diagnostics)
+        raise UsageError(f"{source}: no kernel in it{' that --only selects' if only else ''}{why}")
     plan, diagnostics = lower_library(library, entries)
     files = render_package(plan)
     catalog_hashes = {entry.file: hashlib.sha256(repr(entry).encode()).hexdigest() for entry in entries}
@@ -65,8 +66,8 @@ def load_entries(source: pathlib.Path, catalogs: Iterable[pathlib.Path]) -> list
 
 
 def local_catalog(source: pathlib.Path) -> list[pathlib.Path]:
-    """Return the catalogue entries that lie in the root of a source tree."""
-    return sorted(source.glob("*.toml")) if source.is_dir() else []
+    """Return the catalogue entries that lie in the root of a source tree; other tools' TOML files are none."""
+    return sorted(path for path in source.glob("*.toml") if is_entry(path)) if source.is_dir() else []
 
 
 def default_output(source: pathlib.Path) -> pathlib.Path:
@@ -75,7 +76,15 @@ def default_output(source: pathlib.Path) -> pathlib.Path:
 
 
 def _selected(library: Library, entries: list[CatalogEntry], only: Sequence[str]) -> tuple[Library, list[CatalogEntry]]:
-    """Keep what the globs name: ops with the files that they use, source files, single kernels."""
+    """Keep what the globs name: ops with the files that they use, source files, single kernels.
+
+    Raises UsageError for a glob that names nothing: it is a slip.
+    """
+    names = [*(entry.name for entry in entries), *(file.path for file in library.files)]
+    names += [kernel.name for kernel in library.kernels]
+    for glob in only:
+        if not fnmatch.filter(names, glob):
+            raise UsageError(f"--only {glob}: no layer, source file or kernel has such a name")
     chosen = [entry for entry in entries if _matches(entry.name, only)]
     used = {entry.source for entry in chosen} | {item.rpartition(":")[0] for entry in chosen for item in entry.uses}
     files = []
@@ -86,7 +95,14 @@ def _selected(library: Library, entries: list[CatalogEntry], only: Sequence[str]
         kernels = tuple(kernel for kernel in file.kernels if _matches(kernel.name, only))
         if kernels:
             files.append(replace(file, kernels=kernels, launchers=()))
-    return replace(library, files=tuple(files)), chosen
+    left_out = {file.path for file in library.files} - {file.path for file in files}
+    kernels_kept = {kernel.name for file in files for kernel in file.kernels}
+    diagnostics = tuple(
+        item
+        for item in library.diagnostics
+        if (item.kernel in kernels_kept if item.kernel is not None else item.span.file not in left_out)
+    )
+    return replace(library, files=tuple(files), diagnostics=diagnostics), chosen
 
 
 def _matches(name: str, globs: Sequence[str]) -> bool:

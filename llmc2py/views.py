@@ -62,8 +62,7 @@ def _count(number: int, noun: str) -> str:
 def show_listing(record: Record) -> None:
     """Write the tables of kernels, launchers and references of a source tree."""
     kernels = [
-        (item["name"], _place(item), _template(item), "; ".join(map(_use, item["launches"])) or "-", _parameters(item))
-        for item in record["kernels"]
+        (item["name"], _place(item), _template(item), _uses(item), _parameters(item)) for item in record["kernels"]
     ]
     launchers = [
         (item["name"], _place(item), _template(item), _launches(item), _parameters(item))
@@ -99,8 +98,12 @@ def _parameters(item: Record) -> str:
     return ", ".join(f"{one['type']} {one['name']}".rstrip() for one in item["parameters"])
 
 
-def _use(use: Record) -> str:
-    return f"{use['configuration']} by {use['by']}"
+def _uses(item: Record) -> str:
+    return "; ".join(_use(use, item["name"]) for use in item["launches"]) or "-"
+
+
+def _use(use: Record, name: str) -> str:
+    return f"{use['configuration'].removeprefix(name)} by {use['by']}"
 
 
 def _launches(item: Record) -> str:

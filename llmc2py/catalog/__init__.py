@@ -25,6 +25,14 @@ def builtin_entries() -> list[CatalogEntry]:
     return [parse_entry(item.read_text(encoding="utf-8"), f"catalog/{item.name}") for item in files]
 
 
+def is_entry(path: pathlib.Path) -> bool:
+    """Whether a file is meant to be an entry: it shares a key with entries, or cannot be read, which is to be told."""
+    try:
+        return not _KEYS.isdisjoint(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return True
+
+
 def read_entry(path: pathlib.Path) -> CatalogEntry:
     """Read one entry. Raises UsageError for a file that is missing, no TOML, or no entry."""
     try:

@@ -46,13 +46,12 @@ def diff_package(output: pathlib.Path, files: Mapping[str, str]) -> list[str]:
     for name in sorted({*present, *files}):
         old, new = present.get(name), files.get(name)
         if old != new:
-            lines += difflib.unified_diff(
-                (old or "").splitlines(),
-                (new or "").splitlines(),
-                f"a/{name}" if old is not None else "/dev/null",
-                f"b/{name}" if new is not None else "/dev/null",
-                lineterm="",
+            before = f"a/{name}" if old is not None else "/dev/null"
+            after = f"b/{name}" if new is not None else "/dev/null"
+            found = list(
+                difflib.unified_diff((old or "").splitlines(), (new or "").splitlines(), before, after, lineterm="")
             )
+            lines += found or [f"--- {before}", f"+++ {after}", "the ends of lines or of the file differ"]
     return lines
 
 
@@ -68,7 +67,7 @@ def _present(output: pathlib.Path) -> list[str]:
 
 
 def _read(path: pathlib.Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")
+    return path.read_bytes().decode("utf-8", "replace")
 
 
 def _check_owned(output: pathlib.Path) -> None:

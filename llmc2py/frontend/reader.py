@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import pathlib
-from collections.abc import Iterable
+import stat
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from llmc2py.diagnostics import Diagnostic, Severity, SourceSpan, UsageError
@@ -26,19 +27,21 @@ _LARGEST_FILE = 8 << 20
 _PACKAGE_MARK = "llmc2py.lock"
 
 
-def find_sources(root: pathlib.Path) -> list[pathlib.Path]:
+def find_sources(root: pathlib.Path) -> tuple[list[pathlib.Path], list[Diagnostic]]:
     """Return the ``.cu`` and ``.cuh`` files under a folder, ordered by name; links to folders are not followed.
 
-    A package that was generated into the tree is not part of its sources.
-
-    Raises UsageError where the folder is missing, unreadable, or holds none.
+    A package that was generated into the tree is not part of its sources. A folder that cannot be listed becomes a
+    diagnostic. Raises UsageError where the folder is missing, unreadable, or holds none.
     """
     if not root.exists():
         raise UsageError(f"{root}: no such folder; give the root of a source tree with .cu or .cuh files")
     if root.is_file():
         raise UsageError(f"{root}: is a file; give the folder that it lies in (and choose with --only)")
     found: list[pathlib.Path] = []
-    for folder, folders, files in os.walk(root):
+    unreadable: list[Diagnostic] = []
+    for folder, folders, files in os.walk(
+        root, onerror=lambda error: unreadable.append(_unreadable_folder(error, root))
+    ):
         folders[:] = sorted(
             name
             for name in folders
@@ -46,8 +49,8 @@ def find_sources(root: pathlib.Path) -> list[pathlib.Path]:
         )
         found += [pathlib.Path(folder, name) for name in files if pathlib.Path(name).suffix in CUDA_SUFFIXES]
     if not found:
-        raise UsageError(f"{root}: no .cu or .cuh file in it")
-    return sorted(found)
+        raise UsageError("\n".join([f"{root}: no .cu or .cuh file in it", *map(str, unreadable)]))
+    return sorted(found), unreadable
 
 
 def read_tree(root: pathlib.Path) -> Library:
@@ -55,8 +58,8 @@ def read_tree(root: pathlib.Path) -> Library:
     root = root.resolve()
     cache = ReadCache()
     files: list[SourceFile] = []
-    diagnostics: list[Diagnostic] = []
-    for path in find_sources(root):
+    paths, diagnostics = find_sources(root)
+    for path in paths:
         file, found = read_file(path, root, cache)
         diagnostics += found
         if file is not None:
@@ -67,6 +70,11 @@ def read_tree(root: pathlib.Path) -> Library:
         if path.is_relative_to(root)
     }
     return Library(tuple(files), hashes, tuple(dict.fromkeys(diagnostics)))
+
+
+def _unreadable_folder(error: OSError, root: pathlib.Path) -> Diagnostic:
+    place = SourceSpan(os.path.relpath(error.filename, root), 1)
+    return Diagnostic(Severity.ERROR, place, f"folder cannot be read: {error.strerror}")
 
 
 @dataclass
@@ -82,6 +90,8 @@ def read_file(path: pathlib.Path, root: pathlib.Path, cache: ReadCache) -> tuple
     """Read one file of a tree (paths resolved); None and an error where it is no text or cannot be opened."""
     name = path.relative_to(root).as_posix()
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ValueError("is no regular file")
         if path.stat().st_size > _LARGEST_FILE:
             raise ValueError(f"is larger than {_LARGEST_FILE >> 20} MiB: not a hand-written source")
         text = preprocess(path, root, cache.texts, cache.headers)

@@ -84,7 +84,7 @@ def _host_call(kernel: str, used: str, item: Item, target: Item) -> Diagnostic:
         f"kernel {kernel} calls host function {used} (defined at {target.span.origin}); "
         "make it __device__ or leave the kernel out with --only"
     )
-    return Diagnostic(Severity.ERROR, _place_of(used, item), message)
+    return Diagnostic(Severity.ERROR, _place_of(used, item), message, kernel)
 
 
 def _place_of(name: str, item: Item) -> SourceSpan:
