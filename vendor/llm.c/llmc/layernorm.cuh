@@ -80,7 +80,34 @@ __device__ inline x128 scale_and_shift(const x128& x, float mean, float rstd, co
     return y;
 }
 
-// One warp to a row, no shared memory: the row is read twice, the second time mostly from cache.
+// Whether rows of C elements consist of full packets, provided that the arrays begin at a multiple of 16 bytes.
+__device__ inline bool has_whole_packets(int C, const floatX* array1, const floatX* array2, const floatX* weight, const floatX* bias) {
+    return C % x128::size == 0 && is_aligned128(array1) && is_aligned128(array2) && is_aligned128(weight) && is_aligned128(bias);
+}
+
+// Normalises a row by one warp, without shared memory: the row is read twice, the second time mostly from cache.
+template<bool Whole>
+__device__ inline float2 norm_row(floatX* __restrict__ y, const floatX* __restrict__ x, const floatX* __restrict__ weight, const floatX* __restrict__ bias, int C) {
+    const int first = threadIdx.x % WARP_SIZE * x128::size;
+    const int step = WARP_SIZE * x128::size;
+    Moments moments = {0.0f, 0.0f, 0.0f};
+    #pragma unroll 4
+    for (int c = first; c < C; c += step) {
+        const int left = Whole ? x128::size : C - c;
+        moments = join_moments(moments, packet_moments(load_packet<Whole>(x + c, left), left));
+    }
+    moments = warp_moments(moments);
+    const float2 statistics = make_float2(moments.mean, rsqrtf(moments.deviation / C + LAYERNORM_EPSILON));
+    #pragma unroll 4
+    for (int c = first; c < C; c += step) {
+        const x128 w = load_packet<Whole>(weight + c, C - c);
+        const x128 b = load_packet<Whole>(bias + c, C - c);
+        store_packet<Whole>(y + c, scale_and_shift(load_packet<Whole>(x + c, C - c), statistics.x, statistics.y, w, b), C - c);
+    }
+    return statistics;
+}
+
+// One warp to a row.
 __global__ void layernorm_forward_kernel3(floatX* __restrict__ out, float* __restrict__ mean, float* __restrict__ rstd, const floatX* __restrict__ inp, const floatX* __restrict__ weight, const floatX* __restrict__ bias, int N, int C) {
     const int lane = threadIdx.x % WARP_SIZE;
     const int row = blockIdx.x * (blockDim.x / WARP_SIZE) + threadIdx.x / WARP_SIZE;
@@ -88,21 +115,17 @@ __global__ void layernorm_forward_kernel3(floatX* __restrict__ out, float* __res
 
     const floatX* x = inp + (size_t)row * C;
     floatX* y = out + (size_t)row * C;
-    Moments moments = {0.0f, 0.0f, 0.0f};
-    for (int c = lane * x128::size; c < C; c += WARP_SIZE * x128::size) {
-        moments = join_moments(moments, packet_moments(load_packet(x + c, C - c), C - c));
-    }
-    moments = warp_moments(moments);
-    const float m = moments.mean;
-    const float s = rsqrtf(moments.deviation / C + LAYERNORM_EPSILON);
+    const bool whole = has_whole_packets(C, out, inp, weight, bias);
+    const float2 statistics = whole ? norm_row<true>(y, x, weight, bias, C) : norm_row<false>(y, x, weight, bias, C);
+    if (lane == 0 && mean != nullptr) mean[row] = statistics.x;
+    if (lane == 0 && rstd != nullptr) rstd[row] = statistics.y;
+}
 
-    for (int c = lane * x128::size; c < C; c += WARP_SIZE * x128::size) {
-        const x128 w = load_packet(weight + c, C - c);
-        const x128 b = load_packet(bias + c, C - c);
-        store_packet(y + c, scale_and_shift(load_packet(x + c, C - c), m, s, w, b), C - c);
-    }
-    if (lane == 0 && mean != nullptr) mean[row] = m;
-    if (lane == 0 && rstd != nullptr) rstd[row] = s;
+__device__ inline x128 add_packets(const x128& a, const x128& b) {
+    x128 total;
+    #pragma unroll
+    for (int i = 0; i < x128::size; ++i) total[i] = (floatX)((float)a[i] + (float)b[i]);
+    return total;
 }
 
 // Puts an array of C elements into shared memory as packets, by all threads of a block of WARP_SIZE columns.
@@ -113,28 +136,63 @@ __device__ inline void stage_packets(int4* staged, const floatX* array, int C) {
     }
 }
 
-// Mean and 1 / standard deviation of a staged row, whose lanes have each added up to sum what they staged themselves.
-__device__ inline float2 staged_row_statistics(const int4* staged, float sum, int C) {
+// Packets of a row that a lane asks for before it waits for the first of them.
+#define PACKETS_UNDER_WAY 4
+
+// Puts a row into shared memory, each lane its own packets. The row is x or, where there is an addend, their sum, which
+// is then also stored in total. Returns the sum of the lane's elements.
+template<bool Whole, bool HasAddend>
+__device__ inline float stage_row(int4* staged, floatX* __restrict__ total, const floatX* __restrict__ x, const floatX* __restrict__ addend, int C) {
+    const int step = WARP_SIZE * x128::size;
+    float sum = 0.0f;
+    for (int start = threadIdx.x * x128::size; start < C; start += PACKETS_UNDER_WAY * step) {
+        // As bits, in four registers a packet: elements apart would take eight.
+        int4 row[PACKETS_UNDER_WAY];
+        int4 more[PACKETS_UNDER_WAY];
+        #pragma unroll
+        for (int i = 0; i < PACKETS_UNDER_WAY; ++i) {
+            const int c = start + i * step;
+            if (c < C) row[i] = load_packet<Whole>(x + c, C - c).get_bits();
+            if (HasAddend && c < C) more[i] = load_packet<Whole>(addend + c, C - c).get_bits();
+        }
+        #pragma unroll
+        for (int i = 0; i < PACKETS_UNDER_WAY; ++i) {
+            const int c = start + i * step;
+            if (c >= C) break;
+            // What is normed is the sum as it is stored, rounding included.
+            const x128 value = HasAddend ? add_packets(x128(row[i]), x128(more[i])) : x128(row[i]);
+            if (HasAddend) store_packet<Whole>(total + c, value, C - c);
+            staged[c / x128::size] = value.get_bits();
+            #pragma unroll
+            for (int k = 0; k < x128::size; ++k) sum += (float)value[k];
+        }
+    }
+    return sum;
+}
+
+// Normalises a staged row, of which each lane has staged what it reads here itself and has added it up to sum. So the row
+// needs no barrier; weight and bias do. Returns mean and 1 / standard deviation.
+template<bool Whole>
+__device__ inline float2 norm_staged_row(floatX* __restrict__ y, const int4* staged, const int4* weight, const int4* bias, float sum, int C) {
     const float mean = warpReduceSum(sum) / C;
     float deviation = 0.0f;
+    #pragma unroll 4
     for (int p = threadIdx.x; p * x128::size < C; p += WARP_SIZE) {
         const x128 x(staged[p]);
-        const int left = C - p * x128::size;
+        const int left = Whole ? x128::size : C - p * x128::size;
         #pragma unroll
         for (int i = 0; i < x128::size; ++i) {
             const float d = (float)x[i] - mean;
             deviation += i < left ? d * d : 0.0f;
         }
     }
-    return make_float2(mean, rsqrtf(warpReduceSum(deviation) / C + LAYERNORM_EPSILON));
-}
-
-// Normalises a staged row. Each lane reads what it staged itself, so the row needs no barrier; weight and bias do.
-__device__ inline void write_normed_row(floatX* y, const int4* staged, const int4* weight, const int4* bias, float2 statistics, int C) {
+    const float rstd = rsqrtf(warpReduceSum(deviation) / C + LAYERNORM_EPSILON);
+    #pragma unroll 4
     for (int p = threadIdx.x; p * x128::size < C; p += WARP_SIZE) {
-        const x128 normed = scale_and_shift(x128(staged[p]), statistics.x, statistics.y, x128(weight[p]), x128(bias[p]));
-        store_packet(y + p * x128::size, normed, C - p * x128::size);
+        const x128 normed = scale_and_shift(x128(staged[p]), mean, rstd, x128(weight[p]), x128(bias[p]));
+        store_packet<Whole>(y + p * x128::size, normed, C - p * x128::size);
     }
+    return make_float2(mean, rstd);
 }
 
 // One warp to a row, blockDim = (WARP_SIZE, rows at a time). Weight, bias and the rows at hand lie in shared memory:
@@ -146,21 +204,22 @@ __global__ void layernorm_forward_kernel6(floatX* __restrict__ out, float* __res
     int4* shared_weight = packets;
     int4* shared_bias = packets + per_row;
     int4* shared_row = packets + (2 + threadIdx.y) * per_row;
+    const bool whole = has_whole_packets(C, out, inp, weight, bias);
     stage_packets(shared_weight, weight, C);
     stage_packets(shared_bias, bias, C);
     __syncthreads();
 
     for (int row = blockIdx.x * blockDim.y + threadIdx.y; row < N; row += gridDim.x * blockDim.y) {
         const floatX* x = inp + (size_t)row * C;
-        float sum = 0.0f;
-        for (int p = threadIdx.x; p < per_row; p += WARP_SIZE) {
-            const x128 packet = load_packet(x + p * x128::size, C - p * x128::size);
-            shared_row[p] = packet.get_bits();
-            #pragma unroll
-            for (int i = 0; i < x128::size; ++i) sum += (float)packet[i];
+        floatX* y = out + (size_t)row * C;
+        float2 statistics;
+        if (whole) {
+            const float sum = stage_row<true, false>(shared_row, nullptr, x, nullptr, C);
+            statistics = norm_staged_row<true>(y, shared_row, shared_weight, shared_bias, sum, C);
+        } else {
+            const float sum = stage_row<false, false>(shared_row, nullptr, x, nullptr, C);
+            statistics = norm_staged_row<false>(y, shared_row, shared_weight, shared_bias, sum, C);
         }
-        const float2 statistics = staged_row_statistics(shared_row, sum, C);
-        write_normed_row(out + (size_t)row * C, shared_row, shared_weight, shared_bias, statistics, C);
         if (threadIdx.x == 0 && mean != nullptr) mean[row] = statistics.x;
         if (threadIdx.x == 0 && rstd != nullptr) rstd[row] = statistics.y;
     }
@@ -174,40 +233,24 @@ __global__ void fused_residual_forward_kernel5(floatX* residual, floatX* normed,
     int4* shared_weight = packets;
     int4* shared_bias = packets + per_row;
     int4* shared_row = packets + (2 + threadIdx.y) * per_row;
+    const bool whole = has_whole_packets(C, inp1, inp2, weight, bias) && is_aligned128(residual) && is_aligned128(normed);
     stage_packets(shared_weight, weight, C);
     stage_packets(shared_bias, bias, C);
     __syncthreads();
 
     for (int row = blockIdx.x * blockDim.y + threadIdx.y; row < N; row += gridDim.x * blockDim.y) {
         const size_t begin = (size_t)row * C;
-        float sum = 0.0f;
-        for (int p = threadIdx.x; p < per_row; p += WARP_SIZE) {
-            const size_t at = begin + p * x128::size;
-            const int left = C - p * x128::size;
-            const x128 a = load_packet(inp1 + at, left);
-            const x128 b = load_packet(inp2 + at, left);
-            x128 total;
-            #pragma unroll
-            for (int i = 0; i < x128::size; ++i) {
-                total[i] = (floatX)((float)a[i] + (float)b[i]);
-                // What is normed is the sum as it is stored, rounding included.
-                sum += (float)total[i];
-            }
-            store_packet(residual + at, total, left);
-            shared_row[p] = total.get_bits();
+        float2 statistics;
+        if (whole) {
+            const float sum = stage_row<true, true>(shared_row, residual + begin, inp1 + begin, inp2 + begin, C);
+            statistics = norm_staged_row<true>(normed + begin, shared_row, shared_weight, shared_bias, sum, C);
+        } else {
+            const float sum = stage_row<false, true>(shared_row, residual + begin, inp1 + begin, inp2 + begin, C);
+            statistics = norm_staged_row<false>(normed + begin, shared_row, shared_weight, shared_bias, sum, C);
         }
-        const float2 statistics = staged_row_statistics(shared_row, sum, C);
-        write_normed_row(normed + begin, shared_row, shared_weight, shared_bias, statistics, C);
         if (threadIdx.x == 0 && mean != nullptr) mean[row] = statistics.x;
         if (threadIdx.x == 0 && rstd != nullptr) rstd[row] = statistics.y;
     }
-}
-
-__device__ inline x128 add_packets(const x128& a, const x128& b) {
-    x128 total;
-    #pragma unroll
-    for (int i = 0; i < x128::size; ++i) total[i] = (floatX)((float)a[i] + (float)b[i]);
-    return total;
 }
 
 // Each thread takes one packet; the grid covers the array exactly.
@@ -229,8 +272,6 @@ __global__ void residual_rows_kernel(floatX* out, const floatX* inp1, const floa
 // ---------------------------------------------------------------------------------------------------------------
 // backward
 
-// Columns that one thread keeps the weight and bias gradients of, in registers.
-#define LAYERNORM_COLUMNS_PER_THREAD 8
 // Where the blocks' partial gradients begin in scratch; what is before holds counters.
 #define LAYERNORM_SCRATCH_HEADER 32
 // The partial gradients are added in two steps, first within families of blocks, so that many blocks take part.
@@ -248,12 +289,22 @@ __device__ inline bool is_last_to_arrive(unsigned int* counter, unsigned int par
     return last;
 }
 
-// Adds up column c of count partial gradients that lie step floats apart, always in the same order.
-__device__ inline float sum_partials(const float* partials, int count, size_t step) {
-    float sum = 0.0f;
-    #pragma unroll 4
-    for (int i = 0; i < count; ++i) sum += __ldcg(partials + i * step);
+// Adds up count partial gradients of two neighbouring columns that lie step floats apart, always in the same order.
+__device__ inline float2 sum_partials(const float* partials, int count, size_t step) {
+    float2 sum = make_float2(0.0f, 0.0f);
+    #pragma unroll 16
+    for (int i = 0; i < count; ++i) {
+        const float2 part = __ldcg(reinterpret_cast<const float2*>(partials + i * step));
+        sum.x += part.x;
+        sum.y += part.y;
+    }
     return sum;
+}
+
+// Adds to element c of dweight and dbias laid end to end.
+__device__ inline void add_to_parameter_gradient(floatX* dweight, floatX* dbias, int c, float value, int C) {
+    if (c < C) dweight[c] = (floatX)((float)dweight[c] + value);
+    else dbias[c - C] = (floatX)((float)dbias[c - C] + value);
 }
 
 // Turns the partial gradients that all blocks have left in scratch, 2 C floats each, into dweight and dbias.
@@ -268,13 +319,15 @@ __device__ inline void finish_parameter_gradients(floatX* dweight, floatX* dbias
 
     if (!is_last_to_arrive(counters + 1 + family, members)) return;
     float* of_family = partials + family * width;
-    for (int c = threadIdx.x; c < 2 * C; c += blockDim.x) {
-        __stcg(of_family + c, sum_partials(of_family + c, members, families * width));
+    for (int c = 2 * threadIdx.x; c < 2 * C; c += 2 * blockDim.x) {
+        const float2 sum = sum_partials(of_family + c, members, families * width);
+        __stcg(reinterpret_cast<float2*>(of_family + c), sum);
     }
     if (!is_last_to_arrive(counters, families)) return;
-    for (int c = threadIdx.x; c < C; c += blockDim.x) {
-        dweight[c] = (floatX)((float)dweight[c] + sum_partials(partials + c, families, width));
-        dbias[c] = (floatX)((float)dbias[c] + sum_partials(partials + C + c, families, width));
+    for (int c = 2 * threadIdx.x; c < 2 * C; c += 2 * blockDim.x) {
+        const float2 sum = sum_partials(partials + c, families, width);
+        add_to_parameter_gradient(dweight, dbias, c, sum.x, C);
+        add_to_parameter_gradient(dweight, dbias, c + 1, sum.y, C);
     }
 }
 
@@ -289,107 +342,142 @@ __device__ inline float2 row_sums(float2 sums, const x128& dout, const x128& inp
     return sums;
 }
 
-// The threads of a block form groups of whole warps. A group has a row at a time, of which each thread holds up to
-// LAYERNORM_COLUMNS_PER_THREAD columns, always the same ones, whose weight and bias gradients it gathers in registers.
-// At the end the groups add theirs up in a fixed order, then the blocks do: the result has the same bits in every run.
-// Rows too wide for a block are done in stripes of columns; each stripe reads the whole row for its two sums.
-__global__ void __launch_bounds__(512, 2) layernorm_backward_kernel10(floatX* dinp, floatX* dweight, floatX* dbias, float* scratch, const floatX* dout, const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int B, int T, int C) {
-    constexpr int KEPT = LAYERNORM_COLUMNS_PER_THREAD / x128::size; // packets of a thread
-    constexpr int ACCUMULATORS = 2 * LAYERNORM_COLUMNS_PER_THREAD;
+// How the threads of a block share the work on rows of C elements: in groups of whole warps, of which each has a row at a
+// time and each thread one packet of it. Where a group's width does not divide the block, the last threads have no group.
+// A row wider than the block is done in stripes of columns.
+struct RowGroups {
+    int width;  // threads of a group
+    int count;  // groups
+    int group;  // the thread's own, count or more if it has none
+    int member; // the thread's place in its group
+    int stripe; // columns that a group covers
+};
+
+__device__ inline RowGroups make_row_groups(int C) {
+    RowGroups groups;
+    const int wanted = CEIL_DIV(CEIL_DIV(C, x128::size), WARP_SIZE) * WARP_SIZE;
+    groups.width = wanted < (int)blockDim.x ? wanted : (int)blockDim.x;
+    groups.count = blockDim.x / groups.width;
+    groups.group = threadIdx.x / groups.width;
+    groups.member = threadIdx.x % groups.width;
+    groups.stripe = groups.width * x128::size;
+    return groups;
+}
+
+// What a thread gathers for its packet of columns, over all rows of its group.
+struct ColumnGradients {
+    float weight[x128::size];
+    float bias[x128::size];
+};
+
+// All rows of a block, for the stripe of columns that begins at origin: adds to dinp and returns what the thread's
+// columns have to give to dweight and dbias. Behind the barrier a row is read again, from the first-level cache: to keep
+// it, unpacked as the compiler would, takes more registers than there are. Whole says that packets are whole and that
+// there is one stripe.
+template<bool Whole>
+__device__ inline ColumnGradients row_gradients(const RowGroups& groups, int origin, floatX* dinp, const floatX* dout, const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N, int C) {
     __shared__ float2 sums_of_warp[2][WARP_SIZE];
-    // Groups add up only where there are at least two, of at most 256 threads each.
-    __shared__ float combined[ACCUMULATORS * 256];
-    assert(blockDim.x <= 512 && blockDim.x % WARP_SIZE == 0);
+    const int c = origin + groups.member * x128::size;
+    const int left = groups.group < groups.count ? C - c : 0;
+    const int warps = groups.width / WARP_SIZE;
+    ColumnGradients gathered = {};
+    int turn = 0;
 
-    const int N = B * T;
-    const int threads_wanted = CEIL_DIV(CEIL_DIV(C, LAYERNORM_COLUMNS_PER_THREAD), WARP_SIZE) * WARP_SIZE;
-    const int span = threads_wanted < (int)blockDim.x ? threads_wanted : (int)blockDim.x; // threads of a group
-    const int groups = blockDim.x / span;
-    const int group = threadIdx.x / span; // where span does not divide the block, the last threads have no group
-    const int member = threadIdx.x % span;
-    const int stripe = span * LAYERNORM_COLUMNS_PER_THREAD;
-    const int first_warp = group * (span / WARP_SIZE);
-    float* partial = scratch + LAYERNORM_SCRATCH_HEADER + blockIdx.x * 2 * (size_t)C;
-
-    for (int origin = 0; origin < C; origin += stripe) {
-        float dw[LAYERNORM_COLUMNS_PER_THREAD] = {};
-        float db[LAYERNORM_COLUMNS_PER_THREAD] = {};
-        int turn = 0;
-        for (int first_row = blockIdx.x * groups; first_row < N; first_row += gridDim.x * groups) {
-            const int row = first_row + group;
-            const bool active = group < groups && row < N;
-            const size_t begin = (size_t)row * C;
-            const float m = active ? mean[row] : 0.0f;
-            const float s = active ? rstd[row] : 0.0f;
-            x128 g[KEPT], x[KEPT], w[KEPT], d[KEPT];
-            float2 sums = make_float2(0.0f, 0.0f);
-            #pragma unroll
-            for (int k = 0; k < KEPT; ++k) {
-                const int c = origin + (k * span + member) * x128::size;
-                const int left = active ? C - c : 0;
-                g[k] = load_packet(dout + begin + c, left);
-                x[k] = load_packet(inp + begin + c, left);
-                d[k] = load_packet(dinp + begin + c, left);
-                w[k] = load_packet(weight + c, left);
-            }
-            #pragma unroll
-            for (int k = 0; k < KEPT; ++k) sums = row_sums(sums, g[k], x[k], w[k], m, s);
-            // The other stripes of a row that is wider than the block.
-            for (int c = member * x128::size; active && stripe < C && c < C; c += span * x128::size) {
-                if (c / stripe * stripe == origin) continue;
-                sums = row_sums(sums, load_packet(dout + begin + c, C - c), load_packet(inp + begin + c, C - c), load_packet(weight + c, C - c), m, s);
-            }
-            sums.x = warpReduceSum(sums.x);
-            sums.y = warpReduceSum(sums.y);
-            // Two sets of sums take turns, so that one barrier a row is enough.
-            turn ^= 1;
-            if (threadIdx.x % WARP_SIZE == 0) sums_of_warp[turn][threadIdx.x / WARP_SIZE] = sums;
-            __syncthreads();
-            if (!active) continue;
-            float2 average = make_float2(0.0f, 0.0f);
-            for (int i = 0; i < span / WARP_SIZE; ++i) {
-                average.x += sums_of_warp[turn][first_warp + i].x;
-                average.y += sums_of_warp[turn][first_warp + i].y;
-            }
-            average.x /= C;
-            average.y /= C;
-
-            #pragma unroll
-            for (int k = 0; k < KEPT; ++k) {
-                const int c = origin + (k * span + member) * x128::size;
-                #pragma unroll
-                for (int i = 0; i < x128::size; ++i) {
-                    const float n = ((float)x[k][i] - m) * s;
-                    const float slope = (float)g[k][i] * (float)w[k][i] - average.x - n * average.y;
-                    d[k][i] = (floatX)((float)d[k][i] + slope * s);
-                    dw[k * x128::size + i] += (float)g[k][i] * n;
-                    db[k * x128::size + i] += (float)g[k][i];
-                }
-                store_packet(dinp + begin + c, d[k], C - c);
-            }
+    for (int first_row = blockIdx.x * groups.count; first_row < N; first_row += gridDim.x * groups.count) {
+        const int row = first_row + groups.group;
+        const bool active = row < N && left > 0;
+        const size_t at = (size_t)row * C + c;
+        float2 sums = make_float2(0.0f, 0.0f);
+        // Asked for early, needed late.
+        int4 old_bits = make_int4(0, 0, 0, 0);
+        if (active) {
+            const x128 slope = load_packet<Whole>(dout + at, left);
+            const x128 value = load_packet<Whole>(inp + at, left);
+            old_bits = load_packet<Whole>(dinp + at, left).get_bits();
+            sums = row_sums(sums, slope, value, load_packet<Whole>(weight + c, left), mean[row], rstd[row]);
         }
-
-        // Group after group adds to what the ones behind it have gathered; group 0 has the last word and the result.
-        for (int adder = groups - 1; adder >= 0; --adder) {
-            __syncthreads();
-            if (group != adder) continue;
-            #pragma unroll
-            for (int i = 0; i < LAYERNORM_COLUMNS_PER_THREAD; ++i) {
-                float* dw_slot = combined + 2 * i * span + member;
-                float* db_slot = dw_slot + span;
-                if (adder < groups - 1) dw[i] += *dw_slot;
-                if (adder < groups - 1) db[i] += *db_slot;
-                if (adder > 0) *dw_slot = dw[i];
-                if (adder > 0) *db_slot = db[i];
-            }
+        // The other stripes of a row that is wider than the block, which then is one group.
+        for (int o = groups.member * x128::size; !Whole && groups.stripe < C && o < C; o += groups.stripe) {
+            if (o == c) continue;
+            const size_t there = (size_t)row * C + o;
+            const x128 slope = load_packet(dout + there, C - o);
+            const x128 value = load_packet(inp + there, C - o);
+            sums = row_sums(sums, slope, value, load_packet(weight + o, C - o), mean[row], rstd[row]);
         }
-        if (group != 0) continue;
+        sums = make_float2(warpReduceSum(sums.x), warpReduceSum(sums.y));
+        // Two sets of sums take turns, so that one barrier a row is enough.
+        turn ^= 1;
+        if (threadIdx.x % WARP_SIZE == 0) sums_of_warp[turn][threadIdx.x / WARP_SIZE] = sums;
+        __syncthreads();
+        if (!active) continue;
+
+        float2 average = make_float2(0.0f, 0.0f);
+        for (int i = groups.group * warps; i < (groups.group + 1) * warps; ++i) {
+            average.x += sums_of_warp[turn][i].x;
+            average.y += sums_of_warp[turn][i].y;
+        }
+        average.x /= C;
+        average.y /= C;
+        const float m = mean[row], s = rstd[row];
+        const x128 slope = load_packet<Whole>(dout + at, left);
+        const x128 value = load_packet<Whole>(inp + at, left);
+        const x128 w = load_packet<Whole>(weight + c, left);
+        x128 sum(old_bits);
         #pragma unroll
-        for (int i = 0; i < LAYERNORM_COLUMNS_PER_THREAD; ++i) {
-            const int c = origin + (i / x128::size * span + member) * x128::size + i % x128::size;
-            if (c < C) __stcg(partial + c, dw[i]);
-            if (c < C) __stcg(partial + C + c, db[i]);
+        for (int i = 0; i < x128::size; ++i) {
+            const float n = ((float)value[i] - m) * s;
+            sum[i] = (floatX)((float)sum[i] + s * ((float)slope[i] * (float)w[i] - average.x - n * average.y));
+            gathered.weight[i] += (float)slope[i] * n;
+            gathered.bias[i] += (float)slope[i];
         }
+        store_packet<Whole>(dinp + at, sum, left);
+    }
+    return gathered;
+}
+
+// Adds up what the groups of a block have gathered, one after the other, and puts it where the block's partial gradients
+// belong. Neighbouring threads write neighbouring columns there, which is why all goes through shared memory: element i
+// of a thread's packet lies in line i, and lines are four banks apart, so that neither side has conflicts.
+__device__ inline void join_groups(const RowGroups& groups, int origin, const ColumnGradients& gathered, float* partial, int C) {
+    constexpr int LINE = 512 + 4;
+    __shared__ float of_weight[x128::size * LINE];
+    __shared__ float of_bias[x128::size * LINE];
+    for (int adder = groups.count - 1; adder >= 0; --adder) {
+        if (groups.group == adder) {
+            const bool first = adder == groups.count - 1;
+            #pragma unroll
+            for (int i = 0; i < x128::size; ++i) {
+                const int slot = i * LINE + groups.member;
+                of_weight[slot] = gathered.weight[i] + (first ? 0.0f : of_weight[slot]);
+                of_bias[slot] = gathered.bias[i] + (first ? 0.0f : of_bias[slot]);
+            }
+        }
+        __syncthreads();
+    }
+    const int columns = C - origin < groups.stripe ? C - origin : groups.stripe;
+    for (int c = threadIdx.x; c < columns; c += blockDim.x) {
+        const int slot = c % x128::size * LINE + c / x128::size;
+        __stcg(partial + origin + c, of_weight[slot]);
+        __stcg(partial + C + origin + c, of_bias[slot]);
+    }
+    __syncthreads(); // the next stripe uses the same memory
+}
+
+// The parameter gradients are gathered in registers by the threads that own the columns, joined within a block, and then
+// over all blocks, always in the same order: the result has the same bits in every run.
+__global__ void __launch_bounds__(512, 2) layernorm_backward_kernel10(floatX* dinp, floatX* dweight, floatX* dbias, float* scratch, const floatX* dout, const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int B, int T, int C) {
+    assert(blockDim.x <= 512 && blockDim.x % WARP_SIZE == 0);
+    const RowGroups groups = make_row_groups(C);
+    const bool whole = has_whole_packets(C, dinp, dout, inp, weight) && groups.stripe >= C;
+    float* partial = scratch + LAYERNORM_SCRATCH_HEADER + blockIdx.x * 2 * (size_t)C;
+    for (int origin = 0; origin < C; origin += groups.stripe) {
+        ColumnGradients gathered;
+        if (whole) {
+            gathered = row_gradients<true>(groups, origin, dinp, dout, inp, weight, mean, rstd, B * T, C);
+        } else {
+            gathered = row_gradients<false>(groups, origin, dinp, dout, inp, weight, mean, rstd, B * T, C);
+        }
+        join_groups(groups, origin, gathered, partial, C);
     }
     finish_parameter_gradients(dweight, dbias, scratch, C);
 }

@@ -205,10 +205,9 @@ __device__ inline bool is_aligned128(const ElementType* address) {
     return (reinterpret_cast<size_t>(address) & 15) == 0;
 }
 
-// A packet from any address of which only the first left elements may be touched; the others become zero.
+// The first left elements from any address, one by one; the others become zero.
 template<class ElementType>
-__device__ inline Packed128<ElementType> load_packet(const ElementType* address, int left) {
-    if (left >= Packed128<ElementType>::size && is_aligned128(address)) return load128(address);
+__device__ inline Packed128<ElementType> load_elements(const ElementType* address, int left) {
     Packed128<ElementType> packet = Packed128<ElementType>::zeros();
     #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
@@ -217,17 +216,29 @@ __device__ inline Packed128<ElementType> load_packet(const ElementType* address,
     return packet;
 }
 
-// The other way round: writes the first left elements of a packet to any address.
 template<class ElementType>
-__device__ inline void store_packet(ElementType* target, const Packed128<ElementType>& packet, int left) {
-    if (left >= Packed128<ElementType>::size && is_aligned128(target)) {
-        store128(target, packet);
-        return;
-    }
+__device__ inline void store_elements(ElementType* target, const Packed128<ElementType>& packet, int left) {
     #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) target[i] = packet[i];
     }
+}
+
+// A packet from any address, of which only the first left elements may be touched. Rows of odd length, or arrays that
+// begin in the middle of another, are read element by element. A caller that knows its packets to be full and aligned
+// says so by Whole: without the choice the compiler can have many loads under way at once.
+template<bool Whole = false, class ElementType>
+__device__ inline Packed128<ElementType> load_packet(const ElementType* address, int left) {
+    const bool one_piece = Whole || (left >= Packed128<ElementType>::size && is_aligned128(address));
+    return one_piece ? load128(address) : load_elements(address, left);
+}
+
+// The other way round: writes the first left elements of a packet to any address.
+template<bool Whole = false, class ElementType>
+__device__ inline void store_packet(ElementType* target, const Packed128<ElementType>& packet, int left) {
+    const bool one_piece = Whole || (left >= Packed128<ElementType>::size && is_aligned128(target));
+    if (one_piece) store128(target, packet);
+    else store_elements(target, packet, left);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
