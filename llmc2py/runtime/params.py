@@ -192,6 +192,8 @@ def bind(
 ) -> Binding:
     """Find what ``floatX`` and the template parameters are from the dtypes of the arrays (None: no array there).
 
+    Where no array is of ``floatX``, it is the one 16-bit type that template parameters stand for, if there is one.
+
     Raises TypeError where arrays disagree, where ``floatX`` is no precision, or where an argument is missing.
     """
     if len(given) > len(template):
@@ -207,7 +209,15 @@ def bind(
             raise TypeError(f"{callee}: template parameter {parameter.name} follows from no array; instantiate() it")
         values.append(parameter.value(chosen, callee))
     types = {t.name: str(value) for t, value in zip(template, values, strict=True) if t.kind == "type"}
-    return Binding(precision or DEFAULT_PRECISION, tuple(values), types)
+    return Binding(precision or _narrow_precision(types) or DEFAULT_PRECISION, tuple(values), types)
+
+
+def _narrow_precision(types: Mapping[str, str]) -> str | None:
+    """Return the only 16-bit precision among types: a template launcher may call kernels that are fixed to floatX."""
+    narrow = {
+        name for name, dtype in PRECISIONS.items() if dtype.itemsize == 2 and _DTYPE_NAMES[dtype] in types.values()
+    }
+    return narrow.pop() if len(narrow) == 1 else None
 
 
 def _agreed_types(

@@ -214,6 +214,31 @@ class Bench:
             outcome = compare(to_numpy(results[name]), value, allowed[name])
             assert outcome.ok, f"{op} {dtype} {first_shape(arrays)} {name}: {outcome}"
 
+    def nan(self, count: int, precision: str = "float32") -> Any:
+        """An output array that starts as NaN."""
+        return self.xp.full(count, np.nan, PRECISIONS[precision])
+
+    def check_arrays(
+        self,
+        reference: Callable[[dict[str, Any]], dict[str, Any]],
+        inputs: Arrays,
+        results: Arrays,
+        reduction: int = 1,
+        slack: Arrays | None = None,
+    ) -> None:
+        """Compare arrays with a float64 function of the inputs; what lies behind an output must still be NaN."""
+        doubles = {name: to_double(array) for name, array in inputs.items()}
+        dtypes = {name: array.dtype for name, array in results.items()}
+        first = next(iter(inputs.values()))
+        values = reference(doubles)
+        allowed = allowed_error(reference, doubles, first.dtype, reduction, dtypes=dtypes)
+        for name, value in values.items():
+            result = to_numpy(results[name]).reshape(-1)
+            got, behind = result[: value.size].reshape(value.shape), result[value.size :]
+            outcome = compare(got, value, allowed[name] + (slack or {}).get(name, 0))
+            assert outcome.ok, f"{name}: {outcome}"
+            assert np.isnan(behind.astype(np.float32)).all(), f"{name} is written behind its end"
+
     def run_and_check(self, op: str, shape: tuple[int, ...], precision: str, seed: int = 0) -> dict[str, Any]:
         """Run a layer on new inputs of a shape and compare it with the reference."""
         arrays, gradients = self.inputs(op, shape, precision, seed), self.gradients(op, shape, precision, seed)

@@ -46,6 +46,25 @@ def test_without_such_an_array_the_precision_is_given_or_float32() -> None:
     assert bind("f", FLOATX, [None, None, None], precision="bfloat16").precision == "bfloat16"
 
 
+@pytest.mark.parametrize(
+    ("dtypes", "precision"),
+    [
+        ((np.float32, np.float16), "float16"),
+        ((ml_dtypes.bfloat16, ml_dtypes.bfloat16), "bfloat16"),
+        ((np.float32, np.float32), "float32"),
+        ((np.float16, ml_dtypes.bfloat16), "float32"),
+        ((np.int16, np.float32), "float32"),
+    ],
+)
+def test_without_such_an_array_a_16_bit_template_type_is_the_precision(
+    dtypes: tuple[type, ...], precision: str
+) -> None:
+    params, template = [Param("a", "A*"), Param("b", "B*")], [TemplateParam("A"), TemplateParam("B")]
+    arrays = [np.dtype(dtype) for dtype in dtypes]
+    assert bind("f", params, arrays, template).precision == precision
+    assert bind("f", params, arrays, template, precision="float16").precision == "float16"
+
+
 def test_arrays_of_two_precisions_are_named() -> None:
     with pytest.raises(TypeError, match=r"f: `out` is float32 and `inp` is bfloat16.*one dtype"):
         bind("f", FLOATX, [FLOAT32, BFLOAT16, None])
