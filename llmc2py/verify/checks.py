@@ -175,6 +175,11 @@ class CaseCheck:
         given = {**inputs, **self.parameters}
         return expected_gradients(subject.reference, subject.spec, given, incoming, subject.dtype, self.case)
 
+    @functools.cached_property
+    def expected(self) -> Expected:
+        """The gradients of the case's own values."""
+        return self._expected_gradients(self.values, self.incoming)
+
     def _expected_outputs(self, inputs: Arrays) -> Expected:
         subject = self.subject
         return expected_outputs(subject.reference, {**inputs, **self.parameters}, subject.dtype, self.case)
@@ -189,7 +194,7 @@ class CaseCheck:
     def backward(self) -> Verdict:
         """Compare the gradients of all inputs and parameters."""
         run = self.run(self.subject.place(self.values), self.subject.place(self.incoming))
-        return worst_of(self._expected_gradients(self.values, self.incoming).compared(self._gradients(run)))
+        return worst_of(self.expected.compared(self._gradients(run)))
 
     def unchanged(self) -> Verdict:
         """Look at every byte of inputs, parameters, incoming gradients and outputs after both passes."""
@@ -208,8 +213,7 @@ class CaseCheck:
         run = self.run(inputs, incoming)
         first = self._gradients(run)
         self._go_back(self._call(list(run.inputs.values())), incoming)
-        once = self._expected_gradients(self.values, self.incoming)
-        return worst_of(self._sum_of(first, once).compared(self._gradients(run)))
+        return worst_of(self._sum_of(first, self.expected).compared(self._gradients(run)))
 
     def _sum_of(self, present: Mapping[str, NDArray[Any]], added: Expected) -> Expected:
         """Return what comes of adding gradients to those that are there, rounded once more."""
