@@ -125,14 +125,23 @@ def array_module(array: Any) -> Any:
     return np if isinstance(array, np.ndarray) else sys.modules["cupy"]
 
 
+def has_several_devices() -> bool:
+    """Whether there are several CUDA devices, so that another than an array's own could be the current one."""
+    return "cupy" in sys.modules and _cuda_devices() > 1
+
+
 @functools.cache
-def _has_several_devices() -> bool:
-    return int(sys.modules["cupy"].cuda.runtime.getDeviceCount()) > 1
+def _cuda_devices() -> int:
+    try:
+        return int(sys.modules["cupy"].cuda.runtime.getDeviceCount())
+    except (RuntimeError, AttributeError):
+        # CuPy without a driver, or still being imported: nobody holds an array on a device.
+        return 0
 
 
 def needs_scope(place: Place) -> bool:
     """Whether another device than ``place`` could be the current one."""
-    return place.backend != "cpu" and _has_several_devices()
+    return place.backend != "cpu" and has_several_devices()
 
 
 def device_scope(place: Place) -> contextlib.AbstractContextManager[Any]:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from llmc2py.runtime.arrays import array_module, device_scope, is_array, place_of
+from llmc2py.runtime.arrays import array_module, device_scope, has_several_devices, is_array, place_of
 from llmc2py.runtime.dtypes import PRECISIONS
 from llmc2py.runtime.engine import check_form, run_backward
 
@@ -103,11 +103,11 @@ class Tensor:
         else:
             grad = grad.data if isinstance(grad, Tensor) else grad
             _check_gradient(grad, self.data, "backward")
-        if self.data.__class__ is np.ndarray:
-            run_backward(self, grad)
-        else:
+        if has_several_devices():
             with device_scope(place_of(self.data, "data")):
                 run_backward(self, grad)
+        else:
+            run_backward(self, grad)
 
 
 class Context:
@@ -115,18 +115,20 @@ class Context:
 
     Attributes
     ----------
-    needs_grad:
-        For each input, whether it needs a gradient.
     saved:
         The arrays given to `save`.
     """
 
-    def __init__(self, function: type[Function], needs_grad: tuple[bool, ...]) -> None:
-        self.needs_grad = needs_grad
+    def __init__(self, function: type[Function], edges: list[Tensor | tuple[Context, int] | None]) -> None:
         self.saved: tuple[Any, ...] = ()
         self.function_ = function
-        self.edges_: list[Tensor | tuple[Context, int] | None] | None = None
+        self.edges_: list[Tensor | tuple[Context, int] | None] | None = edges
         self.outputs_: list[Any] = []
+
+    @property
+    def needs_grad(self) -> tuple[bool, ...]:
+        """For each input, whether it needs a gradient; empty once the backward pass has gone through."""
+        return tuple(edge is not None for edge in self.edges_ or ())
 
     def save(self, *arrays: Any) -> None:
         """Keep arrays for the backward pass; they belong to this call and are freed by it."""
@@ -167,24 +169,27 @@ class Function:
     @classmethod
     def apply(cls, *inputs: Any) -> Any:
         """Call the function on tensors, arrays (constants) and other values; return a tensor or a tuple of them."""
-        arrays = []
-        needs = []
+        enabled = _mode.enabled
+        recording = False
+        arrays: list[Any] = []
+        edges: list[Tensor | tuple[Context, int] | None] = []
         for value in inputs:
+            edge: Tensor | tuple[Context, int] | None = None
             if isinstance(value, Tensor):
                 arrays.append(value.data)
-                needs.append(value.requires_grad)
+                if enabled and value.requires_grad:
+                    node = value.node
+                    edge = value if node is None else (node, value.output)
+                    recording = True
             else:
                 arrays.append(value)
-                needs.append(False)
-        recording = _mode.enabled and True in needs
-        ctx = Context(cls, tuple(needs) if recording else (False,) * len(needs))
-        if arrays and arrays[0].__class__ is np.ndarray:
-            result = cls.forward(ctx, *arrays)
-        else:
+            edges.append(edge)
+        ctx = Context(cls, edges)
+        if has_several_devices():
             with _scope(arrays):
                 result = cls.forward(ctx, *arrays)
-        if recording:
-            ctx.edges_ = [_edge(value, need) for value, need in zip(inputs, needs)]  # noqa: B905
+        else:
+            result = cls.forward(ctx, *arrays)
         if result.__class__ is not tuple and result.__class__ is not list:
             return _output(result, ctx, 0, recording)
         return tuple(_output(array, ctx, index, recording) for index, array in enumerate(result))
@@ -194,13 +199,6 @@ def _scope(values: list[Any]) -> contextlib.AbstractContextManager[Any]:
     """Make the device of the first array the current one, so that new arrays are beside it (CASES B10)."""
     array = next((value for value in values if is_array(value)), None)
     return contextlib.nullcontext() if array is None else device_scope(place_of(array, "input"))
-
-
-def _edge(value: Any, needed: bool) -> Tensor | tuple[Context, int] | None:
-    if not needed:
-        return None
-    node = value.node
-    return value if node is None else (node, value.output)
 
 
 def _output(array: Any, ctx: Context, index: int, recording: bool) -> Any:

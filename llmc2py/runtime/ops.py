@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from llmc2py.runtime.arrays import backend_named, place_of
+from llmc2py.runtime.arrays import backend_named, place_of, pointer_of
 from llmc2py.runtime.autograd import Context
-from llmc2py.runtime.backends import DeviceProperties
+from llmc2py.runtime.backends import Backend, DeviceProperties
 from llmc2py.runtime.poison import poison
 
 _FLOAT32 = np.dtype(np.float32)
@@ -22,11 +22,13 @@ def take(op: str, name: str, array: Any, dtypes: Collection[np.dtype[Any]]) -> A
 
     Raises TypeError for what is no array, or one of another dtype than the op takes.
     """
+    if is_packed(array) and array.dtype in dtypes:
+        return array
     place_of(array, name, op)
     if array.dtype not in dtypes:
         wanted = " or ".join(str(dtype) for dtype in dtypes)
         raise TypeError(f"{op}: `{name}` is {array.dtype}; {wanted} is taken (convert with .astype)")
-    return array if array.flags.c_contiguous else array.copy()
+    return contiguous(array)
 
 
 def take_like(op: str, name: str, array: Any, shape: tuple[int, ...], like_name: str, like: Any) -> Any:
@@ -43,7 +45,7 @@ def take_like(op: str, name: str, array: Any, shape: tuple[int, ...], like_name:
         raise ValueError(
             f"{op}: `{name}` has shape {array.shape}; beside `{like_name}` of {like.shape} it needs {shape}"
         )
-    return array if array.flags.c_contiguous else array.copy()
+    return contiguous(array)
 
 
 def rows(op: str, name: str, array: Any) -> tuple[int, int]:
@@ -56,7 +58,15 @@ def rows(op: str, name: str, array: Any) -> tuple[int, int]:
 
 def contiguous(array: Any) -> Any:
     """Return a contiguous array of the same values; the same one where it is contiguous."""
-    return array if array.flags.c_contiguous else array.copy()
+    return array if is_packed(array) else array.copy()
+
+
+def is_packed(array: Any) -> bool:
+    """Whether this is a NumPy or CuPy array whose elements lie one behind the other."""
+    if array.__class__ is np.ndarray:
+        return bool(array.flags.c_contiguous)
+    # CuPy makes a new object for `flags`; the attribute behind it costs a tenth.
+    return bool(getattr(array, "_c_contiguous", False))
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any], like: Any) -> Any:
@@ -74,7 +84,8 @@ def empty_like(array: Any) -> Any:
 def zeros(shape: tuple[int, ...], dtype: np.dtype[Any], like: Any) -> Any:
     """Return zeros on the place of another array."""
     result = empty(shape, dtype, like)
-    result.fill(0)
+    backend = _backend_of(result)
+    backend.memset(pointer_of(result), 0, result.nbytes, backend.current_stream())
     return result
 
 
@@ -85,11 +96,13 @@ def zeros_like(array: Any) -> Any:
 
 def copy(array: Any) -> Any:
     """Return a contiguous copy that a kernel may write to."""
-    if array.__class__ is np.ndarray:
-        result = empty_like(array)
+    result = empty_like(array)
+    if is_packed(array):
+        backend = _backend_of(array)
+        backend.memcpy(pointer_of(result), pointer_of(array), array.nbytes, backend.current_stream())
+    else:
         result[...] = array
-        return result
-    return array.copy()
+    return result
 
 
 def as_float32(array: Any) -> Any:
@@ -107,6 +120,10 @@ def accumulator(ctx: Context, index: int, like: Any) -> Any:
     """Return what a kernel adds the gradient of input ``index`` to: the gradient so far, or zeros."""
     present = ctx.accumulator(index)
     return zeros_like(like) if present is None else present
+
+
+def _backend_of(array: Any) -> Backend:
+    return backend_named("cpu" if array.__class__ is np.ndarray else "cuda")
 
 
 def device_of(array: Any) -> DeviceProperties:

@@ -27,13 +27,19 @@ def prepare(plan: Plan) -> Run:
     steps = [_step(plan, operation) for operation in plan.operations]
     current_stream = plan.backend.current_stream
 
-    def run(pointers: list[int]) -> None:
+    def run_all(pointers: list[int]) -> None:
         stream = current_stream()
         for step in steps:
             step(pointers, stream)
 
+    # Most launchers launch one kernel, and every call of Python's costs.
+    def run_one(pointers: list[int]) -> None:
+        first(pointers, current_stream())
+
     if not steps:
         return _run_nothing
+    first = steps[0]
+    run = run_all if len(steps) > 1 else run_one
     watched = _watched(plan, run) if hasattr(plan.backend, "is_checking") else run
     scratch = [slot for slot in plan.slots if slot.is_scratch]
     return _scoped(plan, _with_scratch(plan, watched, scratch) if scratch else watched)

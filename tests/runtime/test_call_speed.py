@@ -49,13 +49,13 @@ def microseconds(function: Callable[[], Any]) -> float:
 
 def test_a_prepared_launcher_costs_a_few_microseconds(gelu_forward: Any) -> None:
     out, inp = np.zeros(4096, np.float32), np.zeros(4096, np.float32)
-    assert microseconds(lambda: gelu_forward(out, inp, 4096)) < 20  # 4
-    assert microseconds(lambda: elementwise(gelu_forward, (out, inp), 4096, 512)) < 25  # 5
+    assert microseconds(lambda: gelu_forward(out, inp, 4096)) < 80  # 4
+    assert microseconds(lambda: elementwise(gelu_forward, (out, inp), 4096, 512)) < 90  # 5
 
 
 def test_a_configured_kernel_costs_a_few_microseconds(gelu_forward: Any) -> None:
     out, inp = np.zeros(4096, np.float32), np.zeros(4096, np.float32)
-    assert microseconds(lambda: KERNEL[8, 512](out, inp)) < 20  # 4
+    assert microseconds(lambda: KERNEL[8, 512](out, inp)) < 80  # 4
 
 
 def test_the_engine_costs_a_few_microseconds_for_one_operation() -> None:
@@ -77,4 +77,4 @@ def test_the_engine_costs_a_few_microseconds_for_one_operation() -> None:
     def step() -> None:
         Nothing.apply(x).backward(array)
 
-    assert microseconds(step) < 50  # 10
+    assert microseconds(step) < 150  # 10

@@ -377,7 +377,7 @@ def test_a_cuda_call_is_keyed_by_device(fake: Any, monkeypatch: pytest.MonkeyPat
     from llmc2py.runtime import arrays
 
     monkeypatch.setitem(arrays.BACKENDS, "cuda", fake)
-    monkeypatch.setattr(arrays, "_has_several_devices", lambda: False)
+    monkeypatch.setattr(arrays, "_cuda_devices", lambda: 1)
 
     def on(device: int) -> Any:
         memory = cupy.cuda.memory.UnownedMemory(4096, 256, None, device)
@@ -413,7 +413,7 @@ def test_with_several_gpus_the_arrays_device_is_current_during_a_call(
             current.pop()
 
     monkeypatch.setitem(arrays.BACKENDS, "cuda", fake)
-    monkeypatch.setattr(arrays, "_has_several_devices", lambda: True)
+    monkeypatch.setattr(arrays, "_cuda_devices", lambda: 2)
     monkeypatch.setattr(cupy.cuda, "Device", Device)
     seen: list[int] = []
     fake.functions["scale"] = lambda *arguments: seen.append(current[-1])
