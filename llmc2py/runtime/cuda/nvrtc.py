@@ -25,6 +25,8 @@ _OPTIONS = (
     "--diag-suppress=47",
 )
 _DEFAULT_DEVICE = "--device-as-default-execution-space"
+# A template's source need not include the headers of the types that it is instantiated with.
+_TYPE_HEADERS = {"half": "cuda_fp16.h", "__nv_bfloat16": "cuda_bf16.h"}
 
 
 def supported_architectures() -> tuple[str, ...]:
@@ -65,7 +67,9 @@ def compile_cubin(request: KernelRequest, arch: str) -> CompiledCubin:
 def _options(request: KernelRequest, arch: str, tools: toolkit.Toolkit) -> tuple[str, ...]:
     includes = (f"-I{folder}" for folder in tools.include_folders)
     defines = (f"-D{PRECISION_MACROS[request.precision]}", f"-D{request.selector}")
-    return (*_OPTIONS, f"--gpu-architecture={arch}", *defines, *includes)
+    named = set(re.findall(r"\w+", request.name))
+    headers_of_types = (f"--pre-include={header}" for ctype, header in _TYPE_HEADERS.items() if ctype in named)
+    return (*_OPTIONS, *headers_of_types, f"--gpu-architecture={arch}", *defines, *includes)
 
 
 def _key_parts(request: KernelRequest, options: tuple[str, ...], tools: toolkit.Toolkit) -> list[str]:
