@@ -113,9 +113,12 @@ class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
         self.includes |= dict.fromkeys(header.includes)
         self.system_headers |= dict.fromkeys(header.system_headers)
         if header.token is not None:
-            token = copy.copy(header.token)
-            token.value = header.text
+            token, end = copy.copy(header.token), copy.copy(header.token)
+            token.value = header.text.rstrip("\n")
+            # A token of its own ends the line, so that pcpp marks the place of the line that follows.
+            end.type, end.value = self.t_NEWLINE, "\n"
             yield token
+            yield end
 
     def _expand_header(self, text: str, source: str | None, abssource: str) -> ExpandedHeader:
         """Expand an included file to its text, which stands in the output as one token with line marks of its own."""

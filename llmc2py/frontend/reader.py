@@ -6,7 +6,7 @@ import hashlib
 import os
 import pathlib
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from llmc2py.diagnostics import Diagnostic, Severity, SourceSpan, UsageError
@@ -23,15 +23,17 @@ from llmc2py.ir.conditions import precisions_of
 from llmc2py.ir.library import Item, Kernel, Launcher, Library, Parameter, Reference, Scope, SourceFile
 
 CUDA_SUFFIXES = frozenset({".cu", ".cuh"})
+#: Plain headers are read on their own where kernels may be in them.
+_HEADER_SUFFIXES = frozenset({".h", ".hpp", ".hh", ".hxx", ".inl"})
 _LARGEST_FILE = 8 << 20
 _PACKAGE_MARK = "llmc2py.lock"
 
 
 def find_sources(root: pathlib.Path) -> tuple[list[pathlib.Path], list[Diagnostic]]:
-    """Return the ``.cu`` and ``.cuh`` files under a folder, ordered by name; links to folders are not followed.
+    """Return the ``.cu`` and ``.cuh`` files under a folder and the headers with kernels.
 
-    A package that was generated into the tree is not part of its sources. A folder that cannot be listed becomes a
-    diagnostic. Raises UsageError where the folder is missing, unreadable, or holds none.
+    Links to folders are not followed. A package that was generated into the tree is not part of its sources. A folder
+    that cannot be listed becomes a diagnostic. Raises UsageError where the folder is missing or holds no such file.
     """
     if not root.exists():
         raise UsageError(f"{root}: no such folder; give the root of a source tree with .cu or .cuh files")
@@ -47,7 +49,7 @@ def find_sources(root: pathlib.Path) -> tuple[list[pathlib.Path], list[Diagnosti
             for name in folders
             if not name.startswith(".") and not pathlib.Path(folder, name, _PACKAGE_MARK).is_file()
         )
-        found += [pathlib.Path(folder, name) for name in files if pathlib.Path(name).suffix in CUDA_SUFFIXES]
+        found += [path for name in files if _is_source(path := pathlib.Path(folder, name))]
     if not found:
         raise UsageError("\n".join([f"{root}: no .cu or .cuh file in it", *map(str, unreadable)]))
     return sorted(found), unreadable
@@ -70,6 +72,15 @@ def read_tree(root: pathlib.Path) -> Library:
         if path.is_relative_to(root)
     }
     return Library(tuple(files), hashes, tuple(dict.fromkeys(diagnostics)))
+
+
+def _is_source(path: pathlib.Path) -> bool:
+    if path.suffix not in _HEADER_SUFFIXES:
+        return path.suffix in CUDA_SUFFIXES
+    try:
+        return path.is_file() and b"__global__" in path.read_bytes()
+    except OSError:
+        return False  # what includes it reports it
 
 
 def _unreadable_folder(error: OSError, root: pathlib.Path) -> Diagnostic:
@@ -125,7 +136,9 @@ class UnitReader:
     def read(self, references: tuple[Reference, ...]) -> SourceFile:
         """Return what the file defines; diagnostics are left in ``diagnostics``."""
         self._report_errors()
-        kernels = {kernel.name: kernel for kernel in self._kernels()}
+        kernels: dict[str, Kernel] = {}
+        for kernel in self._kernels():
+            kernels[kernel.name] = self._one_of(kernels[kernel.name], kernel) if kernel.name in kernels else kernel
         own = [kernel for kernel in kernels.values() if kernel.span.file == self.text.file]
         self._report_lost_kernels()
         hosts = self._host_functions()
@@ -244,27 +257,50 @@ class UnitReader:
             span = self.tree.span(node)
             text = " ".join(self.tree.text(node).split())[:60]
             message = (
-                f"{self.tree.text(node.parent)[:40] if node.parent else ''} lacks {node.type}"
+                f"{' '.join(self.tree.text(node.parent).split())[:40] if node.parent else ''} lacks {node.type}"
                 if node.is_missing
                 else f"cannot be parsed: {text!r}"
             )
             if span.file == self.text.file:
                 self.diagnostics.append(Diagnostic(Severity.WARNING, span, f"{message}; the rest of the file is read"))
 
+    def _one_of(self, first: Kernel, second: Kernel) -> Kernel:
+        """Kernels are known by their names: of several definitions the one for more precisions is kept."""
+        kept, lost = (second, first) if len(second.precisions) > len(first.precisions) else (first, second)
+        if lost.span.file == self.text.file:
+            message = f"kernel {lost.name} is also defined at {kept.span.origin}; this definition is left out"
+            self.diagnostics.append(Diagnostic(Severity.WARNING, lost.span, message, lost.name))
+        return kept
+
     def _report_lost_kernels(self) -> None:
-        """A ``__global__`` in the text that is part of no item read is reported at its place."""
-        covered = sum(kernel_words(item.text) for item in self.items)
-        if kernel_words(self.text.text) <= covered:
+        """A ``__global__`` that begins neither a kernel that was read nor a prototype is reported at its place."""
+        read = sum(_kernels_begun(item) for item in self.items)
+        if kernel_words(self.text.text) <= read:
             return
-        spans = {declaration.node.start_byte: declaration.node.end_byte for declaration in self.declarations}
+        begun = [
+            _header_range(declaration)
+            for item, declaration in zip(self.items, self.declarations, strict=True)
+            if _kernels_begun(item)
+        ]
         for node in walk(self.tree.root):
-            if self.tree.text(node) == "__global__" and not node.child_count:
-                inside = any(start <= node.start_byte < end for start, end in spans.items())
+            if not node.child_count and self.tree.text(node) == "__global__":
                 place = self.tree.span(node)
-                if not inside and place.file == self.text.file:
-                    self.diagnostics.append(
-                        Diagnostic(Severity.ERROR, place, "a kernel begins here that cannot be read; it is left out")
-                    )
+                if place.file == self.text.file and not any(start <= node.start_byte < end for start, end in begun):
+                    message = "a kernel begins here that cannot be read; it is left out"
+                    self.diagnostics.append(Diagnostic(Severity.ERROR, place, message))
+
+
+def _kernels_begun(item: Item) -> int:
+    """Count the kernels or prototypes that an item begins: what stands in a body or in an error is swallowed."""
+    if item.kind == "function":
+        return int(_is_kernel(item))
+    return 0 if item.kind == "ERROR" else kernel_words(item.text)
+
+
+def _header_range(declaration: Declaration) -> tuple[int, int]:
+    """Return where a declaration begins, and where its body does or it ends."""
+    body = declaration.function.child_by_field_name("body") if declaration.function is not None else None
+    return declaration.node.start_byte, body.start_byte if body is not None else declaration.node.end_byte
 
 
 def _is_kernel(item: Item) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import keyword
 import pathlib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -17,6 +19,8 @@ from llmc2py.lower.layers import lower_entry
 from llmc2py.lower.recipes import Callable
 
 _PRECISION_OF = {"float": "float32", "half": "float16", "bfloat16": "bfloat16"}
+#: Modules that every package may have beside those of sources and ops.
+_PACKAGE_FILES = frozenset({"__init__", "layers", "references"})
 _TEMPLATE_KINDS = frozenset({"type", "bool", *INTEGER_TYPES})
 _VECTORS = tuple(
     f"{base}{size}"
@@ -200,10 +204,13 @@ class _PackageLowering:
             for launcher in entry.launchers:
                 for name in self._launched(entry.source, launcher):
                     self._settle(entry.source, "kernel", name, entry.name)
+        homeless = {file for file, name in self.plans if (file, "launcher", name) not in self.homes}
+        homeless |= {file for file, name in self.kernels if (file, "kernel", name) not in self.homes}
+        paths = _module_paths(sorted(homeless), [entry.name for entry in entries])
         for file, name in self.plans:
-            self._settle(file, "launcher", name, _mirrored(file, {entry.name for entry in entries}))
+            self._settle(file, "launcher", name, paths.get(file, ""))
         for file, name in self.kernels:
-            self._settle(file, "kernel", name, _mirrored(file, {entry.name for entry in entries}))
+            self._settle(file, "kernel", name, paths.get(file, ""))
 
     def _settle(self, file: str, kind: str, name: str, module: str) -> None:
         known = self.plans if kind == "launcher" else self.kernels
@@ -260,16 +267,32 @@ class _PackageLowering:
         return {home: tuple(sorted(names)) for home, names in sorted(wanted.items())}
 
 
-def _mirrored(file: str, taken: set[str]) -> str:
-    """Return the module of a source file: its own path; where an op has that name, with its suffix."""
-    path = pathlib.PurePosixPath(file)
-    plain = "/".join(_identifier(part) for part in path.with_suffix("").parts)
-    return plain if plain not in taken else f"{plain}_{path.suffix[1:]}"
+def _module_paths(files: Iterable[str], ops: Iterable[str]) -> dict[str, str]:
+    """Return the module of each source file: its own path; where something else has that name, with its suffix."""
+    plain = {
+        file: "/".join(_identifier(part) for part in pathlib.PurePosixPath(file).with_suffix("").parts)
+        for file in files
+    }
+    shared = {path for path, count in Counter(plain.values()).items() if count > 1}
+    taken = {*_PACKAGE_FILES, *ops, *(str(folder) for path in plain.values() for folder in _folders(path))}
+    found: dict[str, str] = {}
+    for file, path in plain.items():
+        if path in taken | shared:
+            path = f"{path}_{pathlib.PurePosixPath(file).suffix[1:]}"
+        while path in taken:
+            path += "_"
+        taken.add(path)
+        found[file] = path
+    return found
+
+
+def _folders(path: str) -> Iterable[pathlib.PurePosixPath]:
+    return pathlib.PurePosixPath(path).parents
 
 
 def _identifier(part: str) -> str:
     name = "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in part)
-    return f"_{name}" if not name or name[0].isdigit() else name
+    return f"_{name}" if not name or name[0].isdigit() or keyword.iskeyword(name) else name
 
 
 def _callees_first(launchers: list[LaunchPlan]) -> list[LaunchPlan]:
