@@ -187,7 +187,11 @@ class CallSite:
         binding = bind(self.name, self.params, dtypes, self.template, self._given, self._precision)
         plan = Plan(self, place, binding)
         values = [self._argument(plan, binding, p, arg) for p, arg in zip(self.params, args, strict=True)]
-        self.function(plan, *values)
+        try:
+            self.function(plan, *values)
+        except ZeroDivisionError as error:
+            where = f" ({self.origin})" if self.origin else ""
+            raise ValueError(f"{self.name}: these sizes lead to a division by zero{where}") from error
         if any(array.size == 0 for _, array in named):
             # Kernels index what they are given; an empty array leaves nothing to compute, whatever the grid says.
             plan.operations = [operation for operation in plan.operations if not isinstance(operation, Launch)]
