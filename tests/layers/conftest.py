@@ -44,25 +44,10 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Package]:
     sys.path.remove(str(folder))
 
 
-def _cupy_or_skip() -> Any:
-    cupy = pytest.importorskip("cupy", reason="no CuPy")
-    try:
-        cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        pytest.skip(f"no CUDA device: {error}")
-    return cupy
-
-
-@pytest.fixture
-def cupy() -> Any:
-    """CuPy, where it is installed and has a device."""
-    return _cupy_or_skip()
-
-
 @pytest.fixture(params=["numpy", pytest.param("cupy", marks=pytest.mark.gpu)])
 def xp(request: pytest.FixtureRequest) -> Any:
     """The array module: NumPy runs on the CPU, CuPy on CUDA."""
-    return np if request.param == "numpy" else _cupy_or_skip()
+    return importlib.import_module(request.param)
 
 
 @pytest.fixture(autouse=True)
