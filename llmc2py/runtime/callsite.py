@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import threading
 from collections.abc import Callable, Sequence
@@ -59,6 +60,8 @@ class CallSite:
         self._precision = precision
         self._kinds = tuple(_kind(param) for param in self.params)
         self._count = len(self._kinds)
+        self._first_array = next((index for index, kind in enumerate(self._kinds) if kind is _ARRAY), 0)
+        self._key_functions: dict[type, KeyFunction | None] = {np.ndarray: key_function(self._kinds, on_cuda=False)}
         self._prepared: dict[tuple[Any, ...], Run | None] = {}
         self._staged: dict[tuple[Any, ...], Callable[[list[int], list[Any]], None]] = {}
         self._lock = threading.Lock()
@@ -71,6 +74,16 @@ class CallSite:
         """
         if kwargs or len(args) != self._count:
             args = self._bind(args, kwargs)
+        key_of = self._key_functions.get(args[self._first_array].__class__) if args else None
+        if key_of is not None:
+            found = key_of(*args)
+            if found is not None:
+                run = self._prepared.get(found[0])
+                return run(found[1]) if run is not None else self._first_call(found[0], args, found[1])
+        return self._call(args)
+
+    def _call(self, args: Sequence[Any]) -> None:
+        """Build the key of a call whose arguments are not all of the usual types, and run it."""
         key: list[Any] = []
         pointers: list[int] = []
         for value, kind in zip(args, self._kinds):  # noqa: B905 - the lengths are equal, and strict= costs time here
@@ -87,7 +100,7 @@ class CallSite:
                     key.append(None)
                     continue
                 else:
-                    return self(*self._normal_form(args))
+                    return self(*self._normalised(args))
                 pointers.append(address)
             elif cls is kind:
                 # 0.0 and -0.0 are one key to a dict, so zeros go in by their text.
@@ -95,7 +108,7 @@ class CallSite:
             elif kind is _ANY_SCALAR and cls in _SCALARS:
                 key += (cls, repr(value))
             else:
-                return self(*self._normal_form(args))
+                return self(*self._normalised(args))
         entry = tuple(key)
         run = self._prepared.get(entry)
         if run is not None:
@@ -158,6 +171,13 @@ class CallSite:
             if array.size and (not array.flags.c_contiguous or address % plan.slots[slot].align)
         ]
 
+    def _normalised(self, args: Sequence[Any]) -> list[Any]:
+        """Return the normal form of arguments of a call, and be ready for CuPy arrays from now on."""
+        global _cupy_array
+        _cupy_array = arrays_module.cupy_array_type() or _NoCupy
+        self._key_functions[_cupy_array] = key_function(self._kinds, on_cuda=True)
+        return self._normal_form(args)
+
     def _normal_form(self, args: Sequence[Any]) -> list[Any]:
         """Return the arguments with exact types: base arrays, Python scalars. Raises TypeError, OverflowError."""
         global _cupy_array
@@ -217,6 +237,47 @@ def _number(value: Any, name: str, callee: str) -> int | float | bool:
     if number.__class__ not in _SCALARS:
         number = c_scalar(value, "double", name, callee)
     return number
+
+
+KeyFunction = Callable[..., "tuple[tuple[Any, ...], list[int]] | None"]
+
+
+@functools.cache
+def key_function(kinds: tuple[object, ...], *, on_cuda: bool) -> KeyFunction | None:
+    """Return a function that makes the key and the addresses of a call with arrays of one type, written out.
+
+    It does for the usual arguments what `CallSite._call` does for all, without a loop; it returns None for arguments of
+    other types. None where a parameter takes scalars of any type.
+    """
+    if _ANY_SCALAR in kinds:
+        return None
+    tests, setup, key, pointers = [], [], [], []
+    for index, kind in enumerate(kinds):
+        name = f"a{index}"
+        tests.append(f"{name}.__class__ is {'array_type' if kind is _ARRAY else getattr(kind, '__name__', '')}")
+        if kind is not _ARRAY:
+            key.append(f"{name} or repr({name})")
+            continue
+        pointers.append(f"p{index}")
+        if on_cuda:
+            setup += [f"m{index} = {name}.data", f"p{index} = m{index}.ptr"]
+            key.append(f"{name}.dtype, {name}.size, {name}._c_contiguous, p{index} & 15, m{index}.device_id")
+        else:
+            setup.append(f"p{index} = numpy_pointer({name})")
+            key.append(f"{name}.dtype, {name}.size, {name}.flags.num, p{index} & 15")
+    lines = [
+        f"def key_of({', '.join(f'a{index}' for index in range(len(kinds)))}):",
+        f"    if {' and '.join(tests) or 'True'}:",
+        *(f"        {line}" for line in setup),
+        f"        return ({', '.join(key)},), [{', '.join(pointers)}]" if key else "        return (), []",
+    ]
+    names: dict[str, Any] = {
+        "array_type": arrays_module.cupy_array_type() if on_cuda else np.ndarray,
+        "numpy_pointer": numpy_pointer,
+    }
+    exec("\n".join(lines), names)
+    function: KeyFunction = names["key_of"]
+    return function
 
 
 def _kind(param: Param) -> object:

@@ -18,6 +18,7 @@ __all__ = ["CudaKernel", "architecture_for", "current_stream", "empty", "kernel"
 
 _INVALID_VALUE = 1
 _OUT_OF_RESOURCES = 701
+_INVALID_CONTEXT = 201
 #: The handles of the legacy default stream, which cannot be captured and must not be asked whether it is.
 _LEGACY_STREAMS = (0, 1)
 
@@ -233,7 +234,14 @@ class CudaKernel:
         try:
             self._launch(self._pointer, *grid, *block, shared_bytes, stream, args, 0)
         except self._cuda.driver.CUDADriverError as error:
-            raise self._failure(error, grid, block, shared_bytes) from error
+            if error.status != _INVALID_CONTEXT:
+                raise self._failure(error, grid, block, shared_bytes) from error
+            # A thread that has called nothing of the CUDA runtime yet has no context; the runtime gives it one.
+            self._cuda.runtime.setDevice(self.device)
+            try:
+                self._launch(self._pointer, *grid, *block, shared_bytes, stream, args, 0)
+            except self._cuda.driver.CUDADriverError as second:
+                raise self._failure(second, grid, block, shared_bytes) from second
 
     def _failure(self, error: Any, grid: Dim3, block: Dim3, shared_bytes: int) -> Exception:
         launch = f"kernel {self.name!r} with grid {grid}, block {block}, {shared_bytes} bytes of dynamic shared memory"
