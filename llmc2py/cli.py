@@ -227,22 +227,21 @@ def show(source: pathlib.Path, name: str, catalogs: tuple[pathlib.Path, ...], as
 def verify(package: str, backend: str, only: tuple[str, ...], verbose: bool, as_json: bool) -> int:
     """Run every layer forward and backward against its references; exit with 1 where one fails."""
     from llmc2py import console, views
-    from llmc2py.verify.report import VerifyRow, verify_package
+    from llmc2py.verify.report import VerifyRow, resolve_backend, verify_package
 
+    backend = resolve_backend(backend)
     with console.Progress(f"verifying {package}", quiet=as_json) as progress:
 
         def say(row: VerifyRow) -> None:
             progress.update(f"{row.layer} {row.precision} {row.shape}")
 
         rows = verify_package(package, backend, only, say)
-    if not rows:
-        raise click.UsageError(f"--package {package}: no layer in it{' that --only selects' if only else ''}")
     failed = sum(not row.ok for row in rows)
     if as_json:
         console.write_json({"package": package, "backend": backend, "checks": len(rows), "failed": failed,
-                            "rows": [dataclasses.asdict(row) for row in rows]})  # fmt: skip
+                            "rows": [row.to_json() for row in rows]})  # fmt: skip
     else:
-        views.show_verification(rows, verbose=verbose)
+        views.show_verification(rows, backend, verbose=verbose)
     return _FOUND if failed else 0
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llmc2py.console import write, write_code, write_error, write_table
 
@@ -209,20 +209,17 @@ def _show_python(record: Record) -> None:
 # --- verify and doctor
 
 
-def show_verification(rows: Sequence[VerifyRow], *, verbose: bool) -> None:
-    """Write the checks by layer and precision, then every failed one (all of them where verbose)."""
-    shown = [row for row in rows if verbose or not row.ok]
-    counts = Counter((row.layer, row.precision) for row in rows)
-    passed = Counter((row.layer, row.precision) for row in rows if row.ok)
+def show_verification(rows: Sequence[VerifyRow], backend: str, *, verbose: bool) -> None:
+    """Write the checks by layer and precision, then each that failed; each of all where verbose."""
+    groups: dict[tuple[str, str], list[VerifyRow]] = {}
+    for row in rows:
+        groups.setdefault((row.layer, row.precision), []).append(row)
     write_table(
-        ("layer", "precision", "checks", "passed", "result"),
-        [
-            (layer, precision, str(number), str(passed[layer, precision]),
-             "ok" if passed[layer, precision] == number else "FAILED")
-            for (layer, precision), number in counts.items()
-        ],
-        numbers=("checks", "passed"),
-    )  # fmt: skip
+        ("layer", "precision", "shapes", "checks", "error/allowed", "result"),
+        [(*key, *_group(found)) for key, found in groups.items()],
+        numbers=("shapes", "checks", "error/allowed"),
+    )
+    shown = [row for row in rows if verbose or not row.ok]
     if shown:
         write()
         write_table(
@@ -231,23 +228,28 @@ def show_verification(rows: Sequence[VerifyRow], *, verbose: bool) -> None:
             numbers=("error", "allowed"),
         )
     failed = sum(not row.ok for row in rows)
-    write(f"\n{_count(len(rows), 'check')}: {f'{failed} FAILED' if failed else 'all passed'}")
+    verdict = f"{failed} FAILED" if failed else "all passed"
+    write(f"\n{_count(len(rows), 'check')} on the {backend.upper()} backend: {verdict}")
+
+
+def _group(rows: Sequence[VerifyRow]) -> tuple[str, str, str, str]:
+    """Return the number of shapes and checks, the largest error as a part of what is allowed, and the result."""
+    parts = [row.error / row.allowed for row in rows if row.allowed > 0 and not math.isnan(row.error)]
+    failed = sum(not row.ok for row in rows)
+    shapes = len({row.shape for row in rows})
+    return str(shapes), str(len(rows)), f"{max(parts):.2f}" if parts else "-", f"{failed} FAILED" if failed else "ok"
 
 
 def _verify_row(row: VerifyRow) -> tuple[str, ...]:
-    return (
-        row.layer, row.precision, str(row.shape), row.check, "ok" if row.ok else "FAILED",
-        _number(row.error), _number(row.allowed), str(row.detail or ""),
-    )  # fmt: skip
+    result, detail = "ok" if row.ok else "FAILED", " ".join(row.detail.split())
+    return row.layer, row.precision, row.shape, row.check, result, _number(row.error), _number(row.allowed), detail
 
 
-def _number(value: Any) -> str:
-    return "-" if value is None else f"{value:.3g}"
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3g}"
 
 
 def show_findings(findings: Sequence[Finding]) -> None:
     """Write what ``doctor`` found."""
-    write_table(
-        ("what", "status", "found", "what to do"),
-        [(item.name, item.status, item.value, item.hint) for item in findings],
-    )
+    rows = [(item.name, item.status, item.value, " ".join(item.hint.split())) for item in findings]
+    write_table(("what", "status", "found", "what to do"), rows)
