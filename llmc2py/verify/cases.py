@@ -15,6 +15,7 @@ from llmc2py.runtime.layer import Dims, OpSpec
 Arrays = dict[str, NDArray[Any]]
 
 _ANY = "..."
+_SMALL = 0.03
 
 
 @dataclass(frozen=True)
@@ -101,19 +102,25 @@ def letters_of(spec: OpSpec) -> list[str]:
     return list(dict.fromkeys(letter for dims in arrays for letter in dims if letter != _ANY))
 
 
-def input_values(spec: OpSpec, case: Case, dtype: np.dtype[Any], salt: str = "") -> Arrays:
-    """Return float64 values of the inputs, exact in ``dtype``: with means other than 0 and spreads other than 1."""
+def input_values(spec: OpSpec, case: Case, dtype: np.dtype[Any], salt: str = "", *, small_slice: bool = True) -> Arrays:
+    """Return float64 values of the inputs, exact in ``dtype``, each with means other than 0 and spreads other than 1.
+
+    The last slice along the first axis is made small, so that what a formula adds to a variance shows.
+    """
     found = {}
     for index, (name, dims) in enumerate(spec.inputs.items()):
         mean, spread = ((0.6, 1.7), (-0.9, 0.7), (1.4, 2.3))[index % 3]
-        found[name] = _values(f"{spec.name} {name} {salt}", case.shape(dims), mean, spread, dtype)
+        values = _values(f"{spec.name} {name} {salt}", case.shape(dims), mean, spread)
+        if small_slice and values.ndim > 1:
+            values[-1:] *= _SMALL
+        found[name] = _exact(values, dtype)
     return found
 
 
 def parameter_values(spec: OpSpec, case: Case, dtype: np.dtype[Any], initial: Mapping[str, float]) -> Arrays:
     """Return float64 values of the parameters, exact in ``dtype``, spread around what a new layer has."""
     return {
-        name: _values(f"{spec.name} {name}", case.shape(dims), initial[name] + 0.15, 0.4, dtype)
+        name: _exact(_values(f"{spec.name} {name}", case.shape(dims), initial[name] + 0.15, 0.4), dtype)
         for name, dims in spec.parameters.items()
     }
 
@@ -121,11 +128,16 @@ def parameter_values(spec: OpSpec, case: Case, dtype: np.dtype[Any], initial: Ma
 def gradient_values(spec: OpSpec, case: Case, dtype: np.dtype[Any], salt: str = "") -> Arrays:
     """Return float64 values of the outputs' gradients, exact in ``dtype``."""
     return {
-        name: _values(f"{spec.name} d{name} {salt}", case.shape(dims), 0.3 - 0.5 * index, 0.8, dtype)
+        name: _exact(_values(f"{spec.name} d{name} {salt}", case.shape(dims), 0.3 - 0.5 * index, 0.8), dtype)
         for index, (name, dims) in enumerate(spec.outputs.items())
     }
 
 
-def _values(key: str, shape: tuple[int, ...], mean: float, spread: float, dtype: np.dtype[Any]) -> NDArray[Any]:
+def _values(key: str, shape: tuple[int, ...], mean: float, spread: float) -> NDArray[np.float64]:
     rng = np.random.default_rng(zlib.crc32(f"{key} {shape}".encode()))
-    return np.asarray(rng.normal(mean, spread, shape)).astype(dtype).astype(np.float64)
+    return np.asarray(rng.normal(mean, spread, shape))
+
+
+def _exact(values: NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray[np.float64]:
+    rounded: NDArray[np.float64] = values.astype(dtype).astype(np.float64)
+    return rounded
