@@ -150,6 +150,28 @@ def test_examples_of_the_documents_run(example: str, tmp_path: pathlib.Path) -> 
     run(sys.executable, "-W", "error", script, PYTHONPATH=str(ROOT))
 
 
+def shown_commands() -> list[object]:
+    """Return the commands of the documents' console blocks that write nothing and are quick, with what they print."""
+    found = []
+    for document in DOCUMENTS:
+        blocks = re.findall(r"^```console\n\$ llmc2py (.*)\n((?s:.*?))^```", document.read_text(encoding="utf-8"), re.M)
+        for command, output in blocks:
+            if command.split()[0] in ("list", "show") or "examples/relu" in command:
+                found.append(pytest.param(command, output, id=f"{document.name}: {command}"))
+    return found
+
+
+@pytest.mark.parametrize(("command", "output"), shown_commands())
+def test_documents_show_what_commands_print(command: str, output: str) -> None:
+    printed = run(BIN / "llmc2py", *command.split())
+    assert without_line_numbers(printed) == without_line_numbers(output)
+
+
+def without_line_numbers(text: str) -> list[str]:
+    """Return the words of a text: line numbers of sources change often, and with them the width of columns."""
+    return re.sub(r":\d+", ":", text).split()
+
+
 def test_commands_of_the_documents_exist() -> None:
     known = set(re.findall(r"^  ([a-z]+) ", run(BIN / "llmc2py", "--help"), re.M))
     shown = {
