@@ -22,6 +22,11 @@ _HEADERS = {
 #: What the open conditions on precision call for.
 _PRECISION_HEADERS = {"cuda_bf16.h": "ENABLE_BF16", "cuda_fp16.h": "ENABLE_FP16"}
 
+#: Functions of libraries and of C that run on the host alone, whatever header declares them.
+_HOST_LIBRARIES = re.compile(
+    r"(?:cublas|cudnn|cufft|curand|cusolver|cusparse|cutensor|nccl|nvrtc)[A-Z]\w*|fopen|fclose|fread|fwrite|fprintf|exit"
+)
+
 
 class Slicer:
     """Slices the kernels of one translation unit, given all of its items."""
@@ -41,6 +46,7 @@ class Slicer:
         pending = [kernel]
         while pending:
             item = pending.pop()
+            diagnostics += self._library_calls(name, item)
             for used in sorted(item.uses):
                 for target in self.by_name.get(used, ()):
                     if target.order in chosen:
@@ -53,6 +59,10 @@ class Slicer:
         self._add_using_directives(chosen)
         items = tuple(self._merge_statements(chosen))
         return Slice(name, items, _headers(items), _uses_precision(items)), _unique(diagnostics)
+
+    def _library_calls(self, kernel: str, item: Item) -> list[Diagnostic]:
+        unknown = sorted(used for used in item.calls if used not in self.by_name)
+        return [_host_call(kernel, used, item) for used in unknown if _HOST_LIBRARIES.fullmatch(used)]
 
     def _usable(self, target: Item, name: str) -> bool:
         return target.is_device and not (target.kind == "function" and "__global__" in target.text.split("{")[0])
@@ -79,11 +89,13 @@ def _brings(directive: Item, words: set[str]) -> bool:
     return "cooperative_groups" in directive.uses and bool(words & _GROUP_WORDS)
 
 
-def _host_call(kernel: str, used: str, item: Item, target: Item) -> Diagnostic:
-    message = (
-        f"kernel {kernel} calls host function {used} (defined at {target.span.origin}); "
-        "make it __device__ or leave the kernel out with --only"
-    )
+def _host_call(kernel: str, used: str, item: Item, target: Item | None = None) -> Diagnostic:
+    """Report the call of a function of the source (``target``) or of a library."""
+    if target is None:
+        what, remedy = f"{used}, which no kernel can", "call it between launches"
+    else:
+        what, remedy = f"{used} (defined at {target.span.origin})", "make it __device__"
+    message = f"kernel {kernel} calls host function {what}; {remedy} or leave the kernel out with --only"
     return Diagnostic(Severity.ERROR, _place_of(used, item), message, kernel)
 
 
