@@ -10,6 +10,7 @@ from llmc2py.ir import expressions as ex
 from llmc2py.ir.library import Launcher
 from llmc2py.ir.types import INT, CType
 from llmc2py.lower.expressions import STATUS, Environment, ExpressionLowering, Lowered, Variable
+from llmc2py.lower.spelling import spelled
 
 #: Calls that a plan has no use for: the stream orders it, and errors are raised by the operation itself.
 _IGNORED = re.compile(
@@ -179,35 +180,3 @@ class HostCallLowering(ExpressionLowering):
             if variable is not None:
                 return variable.name, variable
         raise SourceError(node.span, f"{node.function} does not write to a local variable")
-
-
-def spelled(node: ex.Expression) -> str:
-    """Return a condition in C's words, for the message of a failed assert."""
-    if isinstance(node, ex.Binary):
-        if isinstance(node.right, ex.String):
-            return f"{spelled(node.left)} ({node.right.value})".replace('"', "'")
-        return f"{_part(node.left, node.operator)} {node.operator} {_part(node.right, node.operator)}"
-    if isinstance(node, ex.Unary):
-        return f"{node.operator}{_part(node.operand)}"
-    if isinstance(node, ex.Construct):
-        return f"{node.type}({', '.join(spelled(argument) for argument in node.arguments)})"
-    if isinstance(node, ex.Call):
-        return f"{node.function}({', '.join(spelled(argument) for argument in node.arguments)})"
-    if isinstance(node, ex.Member):
-        return f"{spelled(node.object)}.{node.field}"
-    if isinstance(node, ex.SizeOf):
-        return f"sizeof({node.type})"
-    if isinstance(node, ex.Number):
-        return str(node.value)
-    return getattr(node, "name", type(node).__name__.lower())
-
-
-_COMPARISONS = frozenset({"==", "!=", "<", ">", "<=", ">="})
-
-
-def _part(node: ex.Expression, parent: str = "") -> str:
-    """Return an operand, in parentheses unless it is arithmetic that is compared."""
-    text = spelled(node)
-    if not isinstance(node, ex.Binary) or isinstance(node.right, ex.String):
-        return text
-    return text if parent in _COMPARISONS and node.operator in "*/%+-" else f"({text})"

@@ -17,7 +17,8 @@ from llmc2py.ir.library import Kernel, Launcher, Parameter, Scope
 from llmc2py.ir.plans import HelperPlan, LaunchPlan, NotLowered
 from llmc2py.ir.types import INT, CType
 from llmc2py.lower.expressions import DIM3, RUNTIME_NAMES, STATUS, UNKNOWN, Environment, Lowered, Variable, python_name
-from llmc2py.lower.hostcalls import HostCallLowering, spelled
+from llmc2py.lower.hostcalls import HostCallLowering
+from llmc2py.lower.spelling import spelled
 
 _STREAMS = frozenset({"cudaStream_t", "CUstream"})
 _ZERO = ex.Number(SourceSpan("", 0), 0, INT)
@@ -431,7 +432,9 @@ def _configuration(statement: ir.Launch) -> str:
     parts = [statement.grid, statement.block]
     if statement.shared is not None and not (isinstance(statement.shared, ex.Number) and statement.shared.value == 0):
         parts.append(statement.shared)
-    return f"{statement.kernel}<<<{', '.join(spelled(part) for part in parts)}>>>"
+    template = ", ".join(argument.text for argument in statement.template)
+    kernel = f"{statement.kernel}<{template}>" if template else statement.kernel
+    return f"{kernel}<<<{', '.join(spelled(part) for part in parts)}>>>"
 
 
 def _ends(body: ir.Body) -> bool:
