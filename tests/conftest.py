@@ -6,6 +6,7 @@ import functools
 import importlib
 import os
 import types
+from typing import Any
 
 import pytest
 
@@ -43,3 +44,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def generated_package() -> types.ModuleType:
     """The package that is committed as ``generated/``."""
     return importlib.import_module("generated")
+
+
+@pytest.fixture(params=["numpy", pytest.param("cupy", marks=pytest.mark.gpu)])
+def xp(request: pytest.FixtureRequest) -> Any:
+    """The array module: NumPy runs on the CPU, CuPy on CUDA."""
+    return importlib.import_module(request.param)

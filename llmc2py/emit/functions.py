@@ -27,6 +27,8 @@ OPS = frozenset(
         "zeros_like",
     }
 )
+#: Dtypes of ``llmc2py.runtime.dtypes`` that a recipe may name.
+_DTYPES = frozenset({"float32", "int32", "boolean"})
 
 
 def function_values(module: ModulePlan, op: OpPlan) -> dict[str, Any]:
@@ -37,7 +39,7 @@ def function_values(module: ModulePlan, op: OpPlan) -> dict[str, Any]:
     names = {"take", *op.forward.names, *op.backward.names}
     text = "\n".join([*forward, *backward])
     names |= {name for name in OPS if re.search(rf"\b{name}\(", text)}
-    dtypes = set(op.precisions) | ({"float32"} if "float32" in names else set())
+    dtypes = set(op.precisions) | (names & _DTYPES)
     return {
         "op": op,
         "names": names,

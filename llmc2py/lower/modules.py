@@ -76,7 +76,8 @@ class _PackageLowering:
 
     def _take_kernels(self) -> None:
         for file in self.library.files:
-            launchers = {launcher.name for launcher in file.launchers}
+            taken = {launcher.name for launcher in file.launchers}
+            taken |= {entry.name for entry in self.entries if entry.source == file.path}
             for kernel in file.kernels:
                 if kernel.slice is None:
                     continue
@@ -86,10 +87,8 @@ class _PackageLowering:
                     self.diagnostics.append(Diagnostic(Severity.WARNING, kernel.span, message))
                     continue
                 self.kernels[file.path, kernel.name] = kernel
-                # A kernel and a launcher may share a name; Python has one namespace for both.
-                self.symbols[file.path, kernel.name] = (
-                    f"{kernel.name}_kernel" if kernel.name in launchers else kernel.name
-                )
+                # A kernel may share its name with a launcher or op; Python has one namespace for all.
+                self.symbols[file.path, kernel.name] = f"{kernel.name}_kernel" if kernel.name in taken else kernel.name
 
     def _lower_launchers(self, file: SourceFile) -> None:
         symbols = {
@@ -144,6 +143,9 @@ class _PackageLowering:
 
     def _lower_entry(self, entry: CatalogEntry) -> OpPlan | None:
         try:
+            if entry.name in entry.launchers:
+                message = f"{entry.name} is a launcher of {entry.source} too: give the op another name"
+                raise SourceError(SourceSpan(entry.file, 1), message)
             callables = {name: self._callable(entry, file, name) for name, file in self._listed(entry).items()}
             return lower_entry(entry, callables, self._precisions(entry))
         except SourceError as error:

@@ -17,7 +17,8 @@ from llmc2py.ir.plans import Recipe
 #: Functions of the runtime that a recipe may use; those in the second set are given the array that decides the place.
 _PLAIN = frozenset({"empty_like", "zeros_like", "copy", "cast", "as_float32", "ceil_div", "min", "max"})
 _PLACED = frozenset({"empty", "zeros"})
-_VALUES = frozenset({"float32", "device", "vector", "N"})
+_DTYPES = frozenset({"float32", "int32", "boolean"})
+_VALUES = _DTYPES | {"device", "vector", "N"}
 _WRITTEN = frozenset({Intent.OUT, Intent.INOUT, Intent.ACCUMULATE})
 
 
@@ -182,6 +183,6 @@ class _Expressions(ast.NodeTransformer):
             return ast.Call(ast.Name("device_of"), [ast.Name(self.recipe.first)], [])
         if node.id not in self.known and node.id not in _VALUES:
             raise self.recipe._error(node, f"{node.id} is not known here")
-        if node.id in ("float32", "vector"):
+        if node.id in _DTYPES or node.id == "vector":
             self.recipe.names.add(node.id)
         return node

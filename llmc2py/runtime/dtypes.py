@@ -8,6 +8,8 @@ import numpy as np
 float32 = np.dtype(np.float32)
 float16 = np.dtype(np.float16)
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
+int32 = np.dtype(np.int32)
+boolean = np.dtype(np.bool_)
 
 #: The precisions that llm.c's ``floatX`` can take, by the macro that chooses each.
 PRECISION_MACROS = {"float32": "ENABLE_FP32", "float16": "ENABLE_FP16", "bfloat16": "ENABLE_BF16"}

@@ -44,12 +44,6 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Package]:
     sys.path.remove(str(folder))
 
 
-@pytest.fixture(params=["numpy", pytest.param("cupy", marks=pytest.mark.gpu)])
-def xp(request: pytest.FixtureRequest) -> Any:
-    """The array module: NumPy runs on the CPU, CuPy on CUDA."""
-    return importlib.import_module(request.param)
-
-
 @pytest.fixture(autouse=True)
 def _new_memory_is_nan() -> Iterator[None]:
     """Let new output and scratch arrays start as NaN, so that what no kernel writes shows."""
