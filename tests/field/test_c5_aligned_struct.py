@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from llmc2py.runtime import cuda
+
 SOURCE = """\
 struct __align__(8) S { float a, b; };
 template <typename T> struct alignas(16) Four { T values[4]; };
 __global__ void mirror(float* out, const float* x, int n) {
-    extern __shared__ __align__(16) float s[];
+    extern __shared__ %s float s[];
     s[threadIdx.x] = x[threadIdx.x];
     __syncthreads();
     S pair = {s[threadIdx.x], s[n - 1 - threadIdx.x]};
@@ -26,12 +28,17 @@ void run(float* out, const float* x, int n) { mirror<<<1, n, n * sizeof(float)>>
 """
 
 
+def dynamic_of(alignment):
+    """No CUDA compiler takes ``extern __shared__ alignas(expression)``."""
+    return "alignas(16)" if "sizeof" in alignment else alignment
+
+
 @pytest.mark.parametrize(
     ("bounds", "alignment"),
     [("__launch_bounds__(32)", "__align__(16)"), ("__launch_bounds__(32, 2)", "alignas(16)"), ("", "")],
 )
 def test_kernels_and_structs_are_kept(case, xp, bounds, alignment):
-    built = case({"mirror.cu": SOURCE % (bounds, alignment)})
+    built = case({"mirror.cu": SOURCE % (dynamic_of(alignment), bounds, alignment)})
     assert built.diagnostics == []
     assert "struct __align__(8) S { float a, b; };" in built.files["mirror.cu"]
     module = built["mirror"]
@@ -44,9 +51,19 @@ def test_kernels_and_structs_are_kept(case, xp, bounds, alignment):
 
 
 def test_arrays_of_structs_are_left_out_with_a_word(case):
-    built = case({"mirror.cu": SOURCE % ("", "") + "__global__ void of_structs(S* out) { out[0].a = 1; }\n"})
+    built = case({"mirror.cu": SOURCE % ("", "", "") + "__global__ void of_structs(S* out) { out[0].a = 1; }\n"})
     (said,) = built.diagnostics
     assert said.startswith("mirror.cu:18:")
     assert "of_structs" in said
     assert "S*" in said
     assert hasattr(built["mirror"], "run")
+
+
+@pytest.mark.parametrize("alignment", ["__align__(16)", "alignas(16)", "alignas(sizeof(float) * 4)"])
+def test_nvrtc_takes_every_spelling(case, alignment):
+    pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="no CuPy")
+    module = case({"mirror.cu": SOURCE % (dynamic_of(alignment), "", alignment)})["mirror"]
+    array = np.zeros(1, np.float32)
+    for kernel in (module.mirror, module.mirror4):
+        (launch,) = kernel[1, 1].plan(array, array, 1).operations
+        assert kernel.name in cuda.compile_cubin(launch.instance.request, "sm_90").lowered_name

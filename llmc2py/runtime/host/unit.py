@@ -9,9 +9,11 @@ from llmc2py.runtime.source import KernelRequest
 
 # extern __shared__ __align__(16) TYPE NAME[];
 _DYNAMIC_SHARED = re.compile(
-    r"extern\s+__shared__\s+(?:__align__\s*\(\s*\d+\s*\)\s*)?(?P<type>[^;{}\[\]]*?[\s*&>])(?P<name>\w+)\s*\[\s*\]\s*;"
+    r"extern\s+__shared__\s+(?:(?:__align__|alignas)\s*\(\s*\d+\s*\)\s*)?(?P<type>[^;{}\[\]]*?[\s*&>])(?P<name>\w+)\s*\[\s*\]\s*;"
 )
 _STATIC_SHARED = re.compile(r"\bstatic\s+(?=__shared__\b)")
+# C++ wants an attribute before the storage class that __shared__ stands for.
+_ALIGNED_SHARED = re.compile(r"\b__shared__(\s+)(alignas\s*\([^()]*(?:\([^()]*\)[^()]*)*\))")
 _NOINLINE = re.compile(r"(?<![\w(])__noinline__\b")
 _COMMENT_OR_STRING = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL)
 
@@ -37,6 +39,7 @@ def host_text(text: str) -> str:
 
     rewritten = _DYNAMIC_SHARED.sub(declare, text)
     rewritten = _STATIC_SHARED.sub("", rewritten)
+    rewritten = _ALIGNED_SHARED.sub(r"\2\1__shared__", rewritten)
     return _NOINLINE.sub("__attribute__((noinline))", rewritten)
 
 
