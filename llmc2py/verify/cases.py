@@ -16,6 +16,7 @@ Arrays = dict[str, NDArray[Any]]
 
 _ANY = "..."
 _SMALL = 0.03
+_ROWS_FOR_EACH = 64
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,9 @@ _ELEMENTWISE = (
     ((3, 0, 5), False),
 )
 
-# C of 1, odd, prime, off the 128-bit vectors and on them; 1600 float32 needs more than 48 KB of shared memory, 8352 is
-# more than any block has; 4099 is odd and long. Rows off the groups of 8 and on them.
+# C of 1, odd, prime, off the 128-bit vectors and on them; 1600 float32 needs more than 48 KB of shared memory, and 4176
+# (in the half precisions 8352) more than a block has; 4099 is odd and long. Rows off the groups of 8 and 16 that
+# kernels take, and on them.
 _ROWWISE = (
     ((3,), 1, False),
     ((5,), 2, False),
@@ -72,13 +74,15 @@ _ROWWISE = (
     ((8,), 8, False),
     ((), 24, False),
     ((2, 3), 17, True),
-    ((4, 6), 40, True),
+    ((4, 8), 40, True),
     ((13,), 129, False),
     ((1,), 768, False),
     ((2, 2, 4), 768, False),
     ((3,), 768, False),
     ((5,), 1600, False),
-    ((8,), 1600, False),
+    ((16,), 1600, False),
+    ((257,), 33, False),
+    ((16,), 4176, False),
     ((2,), 4099, False),
     ((2,), 8352, False),
     ((0,), 768, False),
@@ -86,14 +90,18 @@ _ROWWISE = (
 )
 
 
-def cases_for(spec: OpSpec) -> list[Case]:
-    """Return the runs of an op: over leading axes alone, or over them and the op's letters."""
+def cases_for(spec: OpSpec, multiprocessors: int = 4) -> list[Case]:
+    """Return the runs of an op: over leading axes alone, or over them and the op's letters.
+
+    The longest of the latter has more short rows than a device of so many multiprocessors takes at once.
+    """
     letters = letters_of(spec)
     if not letters:
         return [Case(lead, {}, layouts) for lead, layouts in _ELEMENTWISE]
     *others, last = letters
     fixed = {letter: 2 + index for index, letter in enumerate(others)}
-    return [Case(lead, {**fixed, last: size}, layouts) for lead, size, layouts in _ROWWISE]
+    many = ((_ROWS_FOR_EACH * multiprocessors,), 8, False)
+    return [Case(lead, {**fixed, last: size}, layouts) for lead, size, layouts in (*_ROWWISE, many)]
 
 
 def letters_of(spec: OpSpec) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import importlib
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -10,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from llmc2py.diagnostics import UsageError
+from llmc2py.runtime.arrays import backend_named
 from llmc2py.runtime.errors import ToolMissingError
 from llmc2py.runtime.layer import OpSpec
 from llmc2py.runtime.poison import poisoned_arrays
@@ -37,7 +39,7 @@ def verify_package(
     progress: Callable[[VerifyRow], None] | None = None,
     *,
     precisions: Sequence[str] | None = None,
-    cases: Cases = cases_for,
+    cases: Cases | None = None,
 ) -> list[VerifyRow]:
     """Run every layer of a generated package and compare it with its references.
 
@@ -54,7 +56,7 @@ def verify_package(
     precisions
         The precisions to run; all that a layer has by default.
     cases
-        Gives the shapes for an op.
+        Gives the shapes for an op; `cases_for` by default.
 
     Returns
     -------
@@ -70,7 +72,11 @@ def verify_package(
         A compiler, CuPy or a device is not there.
     """
     loaded = load_package(package)
-    xp = importlib.import_module("cupy" if resolve_backend(backend) == "cuda" else "numpy")
+    place = resolve_backend(backend)
+    xp = importlib.import_module("cupy" if place == "cuda" else "numpy")
+    if cases is None:
+        multiprocessors = backend_named(place).properties(0).multiProcessorCount
+        cases = functools.partial(cases_for, multiprocessors=multiprocessors)
     names = _chosen(loaded, only, package)
     tasks = [task for name in names for task in _tasks(loaded, name, xp, precisions, cases)]
     rows: list[VerifyRow] = []

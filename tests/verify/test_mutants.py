@@ -1,0 +1,140 @@
+"""A wrong kernel, launch, layer or reference is a failed row: every check can fail."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmc2py.verify.cases import Case
+from llmc2py.verify.report import verify_package
+
+ELEMENTWISE = [Case((3, 5, 7), {}, layouts=True), Case((2048,), {}), Case((0,), {})]
+ROWWISE = [Case((4, 8), {"C": 40}), Case((16,), {"C": 8})]
+OFF_BLOCK = [Case((9,), {"C": 17})]
+
+
+def run(package, layer, cases):
+    """Return the names of the checks that failed, in float32 and in the references."""
+    rows = verify_package(package, "cpu", [layer], precisions=["float32"], cases=lambda spec: cases)
+    assert rows
+    return {row.check for row in rows if not row.ok}
+
+
+CASES = {"GeLU": ELEMENTWISE, "Residual": ELEMENTWISE, "LayerNorm": ROWWISE, "FusedResidualLayerNorm": ROWWISE}
+
+
+@pytest.mark.parametrize("layer", CASES)
+def test_what_is_not_mutated_passes(made, layer):
+    cases = CASES[layer] if CASES[layer] is ELEMENTWISE else [*ROWWISE, *OFF_BLOCK, Case((2, 3), {"C": 17}, True)]
+    assert run(str(made), layer, cases) == set()
+
+
+# What is changed, in which file, the layer, its shapes, and checks that must be among those that fail.
+MUTANTS = {
+    "digit of a constant": ("gelu.cu", r"0\.044715f", "0.0444f", "GeLU", ELEMENTWISE, {"forward", "backward"}),
+    "dropped term of the derivative": (
+        "gelu.cu", r"\(1\.0f \+ 3\.0f \* 0\.044715f \* t \* t\)", "1.0f", "GeLU", ELEMENTWISE, {"backward"},
+    ),
+    "incoming gradient left out": (
+        "gelu.cu", r"\(float\)gradient\[i\] \* gelu_slope", "gelu_slope", "GeLU", ELEMENTWISE, {"backward"},
+    ),
+    "incoming gradient overwritten": (
+        "gelu.py", r"dinp = copy\(dout\)", "dinp = dout", "GeLU", ELEMENTWISE, {"arrays unchanged"},
+    ),
+    "input overwritten": (
+        "gelu.py", r"out = empty_like\(inp\)", "out = inp", "GeLU", ELEMENTWISE, {"arrays unchanged", "used twice"},
+    ),
+    "order of memory taken for order of elements": (
+        "gelu.py", r'inp = take\("GeLU", "inp", inp, DTYPES\)', 'inp = inp.ravel(order="K").reshape(inp.shape)',
+        "GeLU", ELEMENTWISE, {"transposed arrays"},
+    ),
+    "elements never written": (
+        "residual.cu", r"(const size_t first = [^;]*;)", r"\1 if (first == 8) return;",
+        "Residual", ELEMENTWISE, {"forward"},
+    ),
+    "difference for a sum": (
+        "residual.cu", r"\(float\)a\[i\] \+ \(float\)b\[i\]", "(float)a[i] - (float)b[i]",
+        "Residual", ELEMENTWISE, {"forward"},
+    ),
+    "epsilon": ("layernorm.cu", r"1e-5f", "1e-6f", "LayerNorm", ROWWISE, {"forward", "backward"}),
+    "mean left out of the variance": (
+        "layernorm.cu", r"\(float\)x\[i\] - mean;", "(float)x[i];", "LayerNorm", ROWWISE, {"forward"},
+    ),
+    "A7: rstd missing on the mean term": (
+        "layernorm.cu", r"s \* \((.*?) - average\.x - n \* average\.y\)", r"(s * (\1 - n * average.y) - average.x)",
+        "LayerNorm", ROWWISE, {"backward"},
+    ),
+    "rstd missing in the weight gradient": (
+        "layernorm.cu", r"(gathered\.weight\[i\] \+= .*?\bn\b);", r"\1 / s;", "LayerNorm", ROWWISE, {"backward"},
+    ),
+    "rows summed without +=": (
+        "layernorm.cu", r"gathered\.bias\[i\] \+= \(float\)slope", "gathered.bias[i] = (float)slope",
+        "LayerNorm", [Case((512,), {"C": 40})], {"backward"},
+    ),
+    "parameter gradients not added to": (
+        "layernorm.cu", r"\(floatX\)\(\(float\)dbias\[c - C\] \+ value\)", "(floatX)(value)",
+        "LayerNorm", ROWWISE, {"accumulation"},
+    ),
+    "last row left out": (
+        "layernorm.cu", r"if \(row >= N\) return;", "if (row >= N - 1) return;", "LayerNorm", OFF_BLOCK, {"forward"},
+    ),
+    "arguments of a launch swapped": (
+        "layernorm.py", r"out, mean, rstd, inp, weight, bias, N, C\b", "out, rstd, mean, inp, weight, bias, N, C",
+        "LayerNorm", ROWWISE, {"backward"},
+    ),
+    "arguments of a launcher swapped": (
+        "layernorm.py", r"\(out, mean, rstd, inp, weight, bias, N, 1, C\)",
+        "(out, mean, rstd, inp, bias, weight, N, 1, C)",
+        "LayerNorm", ROWWISE, {"forward"},
+    ),
+    "gradients of parameters exchanged": (
+        "layernorm.py", r"return dinp, dweight, dbias", "return dinp, dbias, dweight",
+        "LayerNorm", ROWWISE, {"backward"},
+    ),
+    "residual stream's gradient left out": (
+        "fused_residual.py", r"dinp = copy\(dresidual\)", "dinp = zeros_like(dresidual)",
+        "FusedResidualLayerNorm", ROWWISE, {"backward"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutants_fail(mutate, mutant):
+    file, pattern, replacement, layer, cases, expected = MUTANTS[mutant]
+    package = mutate(file, pattern, replacement)
+    if "zeros_like" in replacement:
+        mutate(file, r"(?m)^    zeros,$", "    zeros,\n    zeros_like,")
+    failed = run(package, layer, cases)
+    assert expected <= failed
+    assert not {check for check in failed if check == "derivative" or check.startswith("C reference")}
+
+
+def test_state_kept_on_the_function_instead_of_the_call_fails(mutate):
+    mutate("gelu.py", r"ctx\.save\(inp\)", "GeLUFunction.kept = inp")
+    package = mutate("gelu.py", r"\(?inp,\)? = ctx\.saved", "inp = GeLUFunction.kept")
+    assert run(package, "GeLU", ELEMENTWISE) == {"used twice"}
+
+
+@pytest.mark.parametrize(
+    ("file", "pattern", "replacement", "expected"),
+    [
+        ("references.py", r"3 \* 0\.044715 \* inp", "0.044715 * inp", "derivative"),
+        ("references.py", r"0\.044715 \* inp\*\*3", "0.0447 * inp**3", "C reference gelu_forward_cpu"),
+        (
+            "references_c/dev/cuda/gelu_backward/gelu_backward_cpu.c",
+            r"dinp\[(\w+)\] = (.*);",
+            r"dinp[\1] = 2.0 * (\2);",
+            "C reference gelu_backward_cpu",
+        ),
+    ],
+)
+def test_wrong_references_fail(mutate, file, pattern, replacement, expected):
+    assert expected in run(mutate(file, pattern, replacement), "GeLU", ELEMENTWISE)
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_the_sum_normalised_before_it_is_rounded_fails(mutate, precision):
+    """What the reference says of stored values is held in the half precisions."""
+    package = mutate("references.py", r"residual = stored\(inp1 \+ inp2\)", "residual = inp1 + inp2")
+    cases = [Case((32,), {"C": 768})]
+    rows = verify_package(package, "cpu", ["fused_residual"], precisions=[precision], cases=lambda spec: cases)
+    assert {row.check for row in rows if not row.ok} & {"forward", "backward"}
