@@ -96,6 +96,15 @@ def wheel_python(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return python
 
 
+def test_the_wheel_holds_every_file_of_the_package(wheel_python: pathlib.Path) -> None:
+    (packages,) = (wheel_python.parent.parent / "lib").glob("python*/site-packages")
+    tracked = [name for name in tracked_files() if name.startswith(("llmc2py/", "templates/"))]
+    expected = {f"llmc2py/{name}" if name.startswith("templates/") else name for name in tracked}
+    assert {"llmc2py/catalog/gelu.toml", "llmc2py/templates/module.py.j2", "llmc2py/py.typed"} <= expected
+    assert "llmc2py/runtime/host/include/cuda_host.h" in expected
+    assert not [name for name in sorted(expected) if not (packages / name).is_file()]
+
+
 def test_the_wheel_generates_outside_the_checkout(wheel_python: pathlib.Path, tmp_path: pathlib.Path) -> None:
     where = run(wheel_python, "-c", "import llmc2py; print(llmc2py.__file__)", cwd=tmp_path)
     assert pathlib.Path(where.strip()).is_relative_to(wheel_python.parent.parent)
