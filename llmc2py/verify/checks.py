@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmc2py.runtime.arrays import array_module
 from llmc2py.runtime.autograd import Context, Function, Tensor
 from llmc2py.runtime.dtypes import PRECISIONS
 from llmc2py.runtime.errors import ToolMissingError
@@ -35,8 +35,7 @@ class _Join(Function):
     def forward(ctx: Context, *arrays: Any) -> Any:
         """Take tensors, then as many gradients; return one element."""
         ctx.save(*arrays[len(arrays) // 2 :])
-        first = arrays[0]
-        return importlib.import_module(type(first).__module__).zeros((1,), first.dtype)
+        return array_module(arrays[0]).zeros((1,), arrays[0].dtype)
 
     @staticmethod
     def backward(ctx: Context, *_grads: Any) -> Any:
