@@ -99,7 +99,8 @@ def _unknown(generated: Generated, name: str, elsewhere: list[str]) -> str:
     if elsewhere:
         return f"{name}: no such file has {bare}; it is in {', '.join(sorted(set(elsewhere)))}"
     library = generated.library
-    names = {item.name for item in (*library.kernels, *library.launchers, *library.references)}
+    names = {item.name for item in library.kernels} | {item.name for item in library.launchers}
+    names |= {item.name for item in library.references}
     names |= {spelling for item in generated.plan.ops if item.op for spelling in (item.op.name, item.op.layer)}
     folded = {item.casefold(): item for item in sorted(names)}
     near = [folded[item] for item in difflib.get_close_matches(bare.casefold(), folded, n=5, cutoff=0.5)]

@@ -12,8 +12,8 @@ from llmc2py.ir.catalog import CatalogEntry, PassEntry
 from llmc2py.ir.plans import ArraySpec, CReferenceCall
 
 _KEYS = frozenset(
-    {"name", "layer", "summary", "details", "source", "launchers", "kernels", "uses", "inputs", "parameters", "outputs", "forward",
-     "backward", "extents", "reference", "fast_sizes"}
+    {"name", "layer", "summary", "details", "source", "launchers", "kernels", "uses", "inputs", "parameters",
+     "outputs", "forward", "backward", "extents", "reference", "fast_sizes"}
 )  # fmt: skip
 _REQUIRED = ("name", "layer", "summary", "source", "inputs", "outputs", "forward", "reference")
 

@@ -151,7 +151,7 @@ def _kernel(module: ModulePlan, kernel: Kernel) -> dict[str, Any]:
 
 def parameter_name(parameter: Parameter, index: int) -> str:
     """Return the Python name of a parameter, one for unnamed ones too."""
-    name = parameter.name or f"argument{index}"
+    name = parameter.name or parameter.type.tag or f"argument{index}"
     return f"{name}_" if keyword.iskeyword(name) or name == "plan" else name
 
 
@@ -177,7 +177,11 @@ def _launcher(module: ModulePlan, plan: LaunchPlan) -> dict[str, Any]:
     parameters = list(plan.parameters)
     names = [parameter_name(one, index) for index, one in enumerate(parameters)]
     template = {one.name for one in plan.launcher.template}
-    signature = [f"{name}: {_annotation(one, template)}" for name, one in zip(names, parameters, strict=True)]
+    defaults = _defaults(parameters) if not plan.asked else [""] * len(parameters)
+    signature = [
+        f"{name}: {_annotation(one, template)}{default}"
+        for name, one, default in zip(names, parameters, defaults, strict=True)
+    ]
     signature += [f"{name}: int" for name in plan.asked]
     params = [_param(one, index) for index, one in enumerate(parameters)] + [
         f'Param({quoted(name)}, "int")' for name in plan.asked
@@ -206,10 +210,31 @@ def _helpers(module: ModulePlan) -> list[dict[str, Any]]:
     ]
 
 
+def _defaults(parameters: list[Parameter]) -> list[str]:
+    """Return `` = value`` for the parameters at the end that have a default which is a plain value."""
+    found = [""] * len(parameters)
+    for index in range(len(parameters) - 1, -1, -1):
+        value = _default(parameters[index])
+        if value is None:
+            break
+        found[index] = f" = {value}"
+    return found
+
+
+def _default(parameter: Parameter) -> str | None:
+    text = (parameter.default or "").strip()
+    if parameter.type.is_pointer:
+        return "None" if text in ("NULL", "nullptr", "0") else None
+    if text in ("true", "false"):
+        return text.capitalize()
+    number = re.fullmatch(r"(-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)[fFuUlL]*", text)
+    return number[1] if number else None
+
+
 def _annotation(parameter: Parameter, template: set[str]) -> str:
     if parameter.type.is_pointer:
         return "Pointer | None" if parameter.nullable else "Pointer"
-    if parameter.type.base == "bool":
+    if parameter.type.base == "bool" or parameter.type.tag is not None:
         return "bool"
     return "float" if parameter.type.is_floating or parameter.type.base in template else "int"
 

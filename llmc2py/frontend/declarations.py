@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from llmc2py.frontend.syntax import Node, SyntaxTree, child, named, walk
 from llmc2py.ir.library import Parameter, TemplateParameter
 from llmc2py.ir.types import CType, canonical_name
 
+#: Types whose only content is a template argument: they pass it to a function as a value.
+_TAG = re.compile(r"(?:std::)?(?:bool_constant|integral_constant)\s*<(?:.*,)?\s*(\w+)\s*>")
 _TYPE_NODES = frozenset(
     {
         "primitive_type",
@@ -45,6 +48,10 @@ def read_type(tree: SyntaxTree, node: Node) -> CType:
 
 def type_name(tree: SyntaxTree, spec: Node) -> str:
     """Return the canonical name of a type specifier node."""
+    if spec.type in ("template_type", "qualified_identifier"):
+        tag = _TAG.fullmatch(tree.text(spec))
+        if tag is not None:
+            return f"tag:{tag[1]}"
     if spec.type == "template_type":
         return tree.text(child(spec, "name"))
     if spec.type == "qualified_identifier":

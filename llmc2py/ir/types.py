@@ -38,6 +38,11 @@ class CType:
         return self.is_integer and (self.base.startswith("unsigned") or self.base == "bool")
 
     @property
+    def tag(self) -> str | None:
+        """The template parameter that this type carries as a value: ``std::bool_constant<Name>``."""
+        return self.base.removeprefix("tag:") if self.base.startswith("tag:") and not self.pointers else None
+
+    @property
     def pointee(self) -> CType:
         """The type that this pointer points to."""
         return replace(self, pointers=self.pointers - 1)

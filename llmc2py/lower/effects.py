@@ -37,8 +37,11 @@ class LauncherEffects:
         for statement in ir.walk(launcher.body):
             self._visit(statement, roots, effects, resets)
         self._active.discard(launcher.name)
+        optional = _compared_with_null(launcher.body)
         return tuple(
-            _merged(one, effects[one.name], reset=one.name in resets) if one.name in effects else one
+            _merged(one, effects[one.name], reset=one.name in resets, optional=one.name in optional)
+            if one.name in effects
+            else one
             for one in launcher.parameters
         )
 
@@ -105,7 +108,34 @@ def _root(expression: ex.Expression, roots: dict[str, str]) -> str | None:
     return None
 
 
-def _merged(parameter: Parameter, effects: list[Parameter], *, reset: bool) -> Parameter:
+def _compared_with_null(body: ir.Body) -> set[str]:
+    """``p != NULL``, ``if (p)``, ``!p``, ``p && q``: the names that a launcher allows to be null."""
+    found: set[str] = set()
+    for statement in ir.walk(body):
+        for value in vars(statement).values():
+            for part in ex.walk(value) if isinstance(value, ex.Expression) else ():
+                found |= _null_tested(part)
+        if isinstance(statement, (ir.If, ir.While)) and isinstance(statement.condition, ex.Name):
+            found.add(statement.condition.name)
+    return found
+
+
+def _null_tested(part: ex.Expression) -> set[str]:
+    if isinstance(part, ex.Binary) and part.operator in ("==", "!="):
+        sides = (part.left, part.right)
+        return (
+            {one.name for one in sides if isinstance(one, ex.Name)}
+            if any(isinstance(one, ex.Null) for one in sides)
+            else set()
+        )
+    if isinstance(part, ex.Binary) and part.operator in ("&&", "||"):
+        return {one.name for one in (part.left, part.right) if isinstance(one, ex.Name)}
+    if isinstance(part, ex.Unary) and part.operator == "!" and isinstance(part.operand, ex.Name):
+        return {part.operand.name}
+    return {part.condition.name} if isinstance(part, ex.Conditional) and isinstance(part.condition, ex.Name) else set()
+
+
+def _merged(parameter: Parameter, effects: list[Parameter], *, reset: bool, optional: bool) -> Parameter:
     """Join what all uses do: the widest access counts, null is allowed where every use allows it."""
     intents = [one.intent for one in effects if one.intent not in (None, Intent.UNUSED)]
     intent: Intent | None = None
@@ -119,7 +149,7 @@ def _merged(parameter: Parameter, effects: list[Parameter], *, reset: bool) -> P
         parameter,
         intent=intent,
         alignment=max((one.alignment for one in effects), default=0),
-        nullable=bool(effects) and all(one.nullable for one in effects),
+        nullable=optional or parameter.default is not None or (bool(effects) and all(one.nullable for one in effects)),
     )
 
 

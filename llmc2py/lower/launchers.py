@@ -88,6 +88,7 @@ class _LauncherLowering:
     def _check_parameters(self, parameters: list[Parameter]) -> None:
         for one in parameters:
             plain = one.type.is_integer or one.type.is_floating or one.type.base in self.environment.template
+            plain |= one.type.tag in self.environment.template
             if one.type.pointers > 1 or not (one.type.is_pointer or plain):
                 raise SourceError(one.span, f"parameter {one.name} of type {one.type} cannot be given from Python")
 

@@ -320,10 +320,13 @@ def _uncallable(kernel: Kernel) -> str:
         if one.kind not in _TEMPLATE_KINDS:
             return f"template parameter {one.name} is a {one.kind}"
     known = INTEGER_TYPES.keys() | FLOATING_TYPES | types
+    values = {one.name for one in kernel.template if one.kind != "type"}
     for parameter in kernel.parameters:
         base = parameter.type.base
         if parameter.type.pointers > 1:
             return f"parameter {parameter.name} is a pointer to pointers"
+        if parameter.type.tag in values:
+            continue
         if not (base in known or (parameter.type.is_pointer and base in (*_VECTORS, "void"))):
             return f"parameter {parameter.name} has type {parameter.type}"
     return ""

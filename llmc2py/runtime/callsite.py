@@ -204,7 +204,7 @@ class CallSite:
         dtypes = [
             arg.dtype if p.is_pointer and arg is not None else None for p, arg in zip(self.params, args, strict=True)
         ]
-        binding = bind(self.name, self.params, dtypes, self.template, self._given, self._precision)
+        binding = bind(self.name, self.params, dtypes, self.template, self._given, self._precision, args)
         plan = Plan(self, place, binding)
         values = [self._argument(plan, binding, p, arg) for p, arg in zip(self.params, args, strict=True)]
         try:
@@ -218,6 +218,8 @@ class CallSite:
         return plan
 
     def _argument(self, plan: Plan, binding: Binding, param: Param, arg: Any) -> Any:
+        if param.tag is not None:
+            return arg
         if not param.is_pointer:
             ctype = scalar_type(binding.ctype(param.base), binding.precision)
             return c_scalar(arg, ctype, param.name, self.name)

@@ -89,7 +89,7 @@ class Kernel:
         except (KeyError, TypeError):
             items = index if isinstance(index, tuple) else (index,)
         names_types = any(isinstance(item, (str, bool, type, np.dtype)) for item in items)
-        if names_types or not self._follows_from_arrays():
+        if names_types or not self._follows_from_arguments():
             return self.instantiate(*items)
         return self._plain[index]
 
@@ -112,9 +112,12 @@ class Kernel:
         """Return the instance for template arguments and a precision that have been found."""
         return Instance(self, binding)
 
-    def _follows_from_arrays(self) -> bool:
+    def _follows_from_arguments(self) -> bool:
         bases = {param.base for param in self.params if param.is_pointer}
-        return all(t.default is not None or (t.kind == "type" and t.name in bases) for t in self.template)
+        tags = {param.tag for param in self.params}
+        return all(
+            t.default is not None or t.name in tags or (t.kind == "type" and t.name in bases) for t in self.template
+        )
 
 
 class KernelInstance:

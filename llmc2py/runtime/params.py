@@ -18,6 +18,8 @@ INTENTS = ("in", "out", "inout", "accumulate")
 #: How a canonical type is spelled in a C++ name expression.
 CPP_SPELLING = {"bfloat16": "__nv_bfloat16"}
 DEFAULT_PRECISION = "float32"
+#: What stands before the name of a template parameter in the type of a parameter that carries its value.
+TAG = "tag:"
 
 TemplateValue = str | int | bool
 _NO_TYPES: Mapping[str, str] = MappingProxyType({})
@@ -83,6 +85,11 @@ class Param:
     def base(self) -> str:
         """The C type of the scalar, or of what the pointer points to."""
         return self.ctype.removeprefix("const ").rstrip("* ")
+
+    @functools.cached_property
+    def tag(self) -> str | None:
+        """The template parameter whose value this parameter carries (``std::bool_constant<Name>``), if it is one."""
+        return self.base.removeprefix(TAG) if self.base.startswith(TAG) else None
 
     @functools.cached_property
     def is_written(self) -> bool:
@@ -189,8 +196,11 @@ def bind(
     template: Sequence[TemplateParam] = (),
     given: Sequence[Any] = (),
     precision: str | None = None,
+    args: Sequence[Any] = (),
 ) -> Binding:
     """Find what ``floatX`` and the template parameters are from the dtypes of the arrays (None: no array there).
+
+    ``args`` are the arguments themselves; those of tag parameters decide the template parameters that they carry.
 
     Where no array is of ``floatX``, it is the one 16-bit type that template parameters stand for, if there is one.
 
@@ -203,8 +213,10 @@ def bind(
     if found is not None and precision is None:
         precision = next(name for name, dtype in PRECISIONS.items() if dtype == C_DTYPES[found])
     values: list[TemplateValue] = []
+    tags = {param.tag: arg for param, arg in zip(params, args, strict=False) if param.tag is not None}
     for index, parameter in enumerate(template):
-        chosen = given[index] if index < len(given) else agreed.get(parameter.name, parameter.default)
+        fallback = agreed.get(parameter.name, parameter.default)
+        chosen = given[index] if index < len(given) else tags.get(parameter.name, fallback)
         if chosen is None:
             raise TypeError(f"{callee}: template parameter {parameter.name} follows from no array; instantiate() it")
         values.append(parameter.value(chosen, callee))

@@ -229,7 +229,7 @@ class Plan:
         """Do here what another launcher does with these arguments. Raises what it raises."""
         params = launcher.params[: len(args)]
         dtypes = [self._pointed_dtype(arg) for arg in args]
-        binding = bind(launcher.name, params, dtypes, launcher.template, template, self.precision)
+        binding = bind(launcher.name, params, dtypes, launcher.template, template, self.precision, args)
         inner = Plan(launcher, self.place, binding)
         inner.operations, inner.slots = self.operations, self.slots
         values = (inner._pass(launcher.name, p, arg, binding) for p, arg in zip(params, args, strict=True))
@@ -242,7 +242,8 @@ class Plan:
             raise TypeError(f"{kernel.name} takes {len(kernel.params)} arguments, {len(args)} are given")
         dtypes = [self._pointed_dtype(arg) for arg in args]
         given = [self.binding.types.get(item, item) if isinstance(item, str) else item for item in template]
-        instance = kernel.instance(bind(kernel.name, kernel.params, dtypes, kernel.template, given, self.precision))
+        binding = bind(kernel.name, kernel.params, dtypes, kernel.template, given, self.precision, args)
+        instance = kernel.instance(binding)
         passed = tuple(
             self._pass(kernel.name, param, arg, instance.binding)
             for param, arg in zip(kernel.params, args, strict=True)
@@ -255,12 +256,13 @@ class Plan:
     def _pass(self, callee: str, param: Param, arg: Argument, binding: Binding) -> Argument:
         """Convert an argument to a parameter's type; TypeError where C++ would not."""
         label = f"{callee}: `{param.name}`"
+        if param.tag is not None:
+            return arg
         if not param.is_pointer:
             return c_scalar(arg, scalar_type(binding.ctype(param.base), self.precision), param.name, callee)
         if arg is None:
-            if param.nullable:
-                return None
-            raise TypeError(f"{label} is null, but the kernel needs it; pass an array")
+            # The source's own text passes null here; what callers may leave out is checked where they call.
+            return None
         if not isinstance(arg, Pointer):
             raise TypeError(f"{label} is {arg!r}; {param.ctype} takes an array")
         wanted, given = param.dtype(self.precision, binding.types), self._pointed_dtype(arg)

@@ -182,7 +182,7 @@ def _launch_step(launch: Launch, kernel: CompiledKernel) -> Step:
 
 def _bits(launch: Launch, index: int) -> int:
     value = launch.args[index]
-    if value is None or isinstance(value, Pointer):
+    if value is None or isinstance(value, Pointer) or launch.instance.kernel.params[index].tag is not None:
         return 0
     binding = launch.instance.binding
     ctype = binding.ctype(launch.instance.kernel.params[index].base)

@@ -127,7 +127,6 @@ def test_an_empty_grid_launches_nothing() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (lambda out, inp: (out.cast("float*"), None, 1), TypeError, "sums: `inp` is null"),
         (lambda out, inp: (out.cast("float*"), 5, 1), TypeError, r"`inp` is 5; const floatX\* takes an array"),
         (lambda out, inp: (out, inp, 1), TypeError, r"`sums` is floatX\* \(float16\), but float\* takes float32"),
         (lambda out, inp: (out.cast("float*"), inp, 2**31), OverflowError, "sums: `N` is 2147483648"),
@@ -203,3 +202,9 @@ def test_arrays_beyond_32_bit_indices_are_refused(fake: Any) -> None:
     ):
         plan.launch(LOADS, 1, 32, 0, Pointer(0, 0, "floatX*"), Pointer(1, 0, "floatX*"))
     plan.launch(CASTS, 1, 32, 0, Pointer(0, 0, "floatX*"), Pointer(1, 0, "floatX*"), 1)
+
+
+def test_null_in_the_text_of_a_launcher_is_passed_on() -> None:
+    plan = record(lambda plan, out, inp: plan.launch(SUMS, 1, 32, 0, out.cast("float*"), None, 1), floats(8), floats(8))
+    (launch,) = plan.operations
+    assert launch.args[1] is None
