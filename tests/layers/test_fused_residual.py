@@ -12,14 +12,17 @@ from llmc2py.verify.tolerance import allowed_error, compare
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(
-    "shape", [(1, 1), (5, 1), (1, 7), (8, 8), (7, 13), (8, 31), (16, 32), (9, 64), (2, 4, 128), (24, 97), (64, 256)]
+    "shape",
+    [(1, 1), (5, 1), (1, 7), (8, 8), (7, 13), (8, 31), (16, 32), (9, 64), (2, 4, 128), (24, 97), (60, 256), (64, 256)],
 )
 def test_rows_and_widths_that_choose_the_kernels(bench, shape, precision):
     bench.run_and_check("fused_residual", shape, precision, seed=shape[-1])
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("shape", [(8, 1600), (3, 1600), (8, 5000), (8, 12300), (3, 12300), (2, 12301)])
+@pytest.mark.parametrize(
+    "shape", [(8, 1600), (3, 1600), (16, 1600), (8, 5000), (16, 12304), (8, 12300), (3, 12300), (2, 12301)]
+)
 def test_wide_rows(bench, shape, precision):
     bench.run_and_check("fused_residual", shape, precision, seed=shape[-1])
 

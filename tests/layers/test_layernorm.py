@@ -12,16 +12,33 @@ from llmc2py.runtime.dtypes import PRECISIONS
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(
     "shape",
-    [(1, 1), (5, 1), (3, 2), (1, 7), (9, 8), (7, 13), (13, 31), (33, 32), (6, 97), (2, 3, 128), (70, 256), (3, 1021)],
+    [
+        (1, 1),
+        (5, 1),
+        (16, 1),
+        (3, 2),
+        (1, 7),
+        (9, 8),
+        (16, 8),
+        (7, 13),
+        (13, 31),
+        (33, 32),
+        (32, 64),
+        (6, 97),
+        (16, 136),
+    ]
+    + [(2, 3, 128), (70, 256), (80, 256), (3, 1021)],
+    ids=str,
 )
 def test_widths_on_and_off_the_packets(bench, shape, precision):
     bench.run_and_check("layernorm", shape, precision, seed=shape[-1])
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("width", [1600, 4096, 4097, 5000, 6145, 12300, 12301])
-def test_wide_rows(bench, width, precision):
-    bench.run_and_check("layernorm", (3, width), precision, seed=width)
+@pytest.mark.parametrize("width", [1600, 4096, 4097, 5000, 6145, 12300, 12301, 12304])
+@pytest.mark.parametrize("rows", [3, 16])
+def test_wide_rows(bench, rows, width, precision):
+    bench.run_and_check("layernorm", (rows, width), precision, seed=width)
 
 
 def plan_of(bench, package, shape):
@@ -82,7 +99,10 @@ def test_parameters_start_as_ones_and_zeros_and_follow_the_first_input(bench):
 
 
 def test_frozen_parameters_get_no_gradient_and_the_input_gets_its_own(bench):
-    arrays, gradients = bench.inputs("layernorm", (5, 40), "float32"), bench.gradients("layernorm", (5, 40), "float32")
+    arrays, gradients = (
+        bench.inputs("layernorm", (16, 40), "float32"),
+        bench.gradients("layernorm", (16, 40), "float32"),
+    )
     wanted = bench.run("layernorm", arrays, gradients)
     layer = bench.make("layernorm", arrays)
     layer.weight.requires_grad = False
