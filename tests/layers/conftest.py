@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import importlib
-import pathlib
-import sys
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 
-from llmc2py.emit.writer import write_package
-from llmc2py.pipeline import generate
 from llmc2py.runtime import Function, Parameter, Tensor, host
 from llmc2py.runtime.dtypes import PRECISIONS
 from llmc2py.runtime.poison import poisoned_arrays
 from llmc2py.verify.tolerance import allowed_error, compare
 
-ROOT = pathlib.Path(__file__).parents[2]
 Arrays = Mapping[str, Any]
 
 
@@ -33,15 +29,9 @@ class Package:
 
 
 @pytest.fixture(scope="session")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Package]:
-    """The committed package where there is one, else a new one of the same sources."""
-    name, folder = "generated", ROOT
-    if not (ROOT / name / "llmc2py.lock").is_file():
-        name, folder = "generated_for_layer_tests", tmp_path_factory.mktemp("package")
-        write_package(folder / name, generate(ROOT / "vendor" / "llm.c").files)
-    sys.path.insert(0, str(folder))
-    yield Package(name)
-    sys.path.remove(str(folder))
+def package(generated_package: types.ModuleType) -> Package:
+    """The committed package."""
+    return Package(generated_package.__name__)
 
 
 @pytest.fixture(autouse=True)

@@ -26,8 +26,11 @@ from llmc2py.runtime.dtypes import PRECISIONS
         (32, 64),
         (6, 97),
         (16, 136),
-    ]
-    + [(2, 3, 128), (70, 256), (80, 256), (3, 1021)],
+        (2, 3, 128),
+        (70, 256),
+        (80, 256),
+        (3, 1021),
+    ],
     ids=str,
 )
 def test_widths_on_and_off_the_packets(bench, shape, precision):
