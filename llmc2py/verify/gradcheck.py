@@ -34,6 +34,10 @@ class GradientError(AssertionError):
     """A backward pass that is not the derivative of its forward pass."""
 
 
+class ConvergenceError(ValueError):
+    """Finite differences that do not converge: there is a kink or a pole close to an input."""
+
+
 @dataclass(frozen=True)
 class DirectionalCheck:
     """One input, one direction: the derivative by the backward pass (``got``) and by differences (``wanted``)."""
@@ -111,7 +115,8 @@ def gradcheck(
     TypeError
         An input to be checked is not float64.
     ValueError
-        A gradient is missing or has a wrong shape, there is nothing to check, or the differences do not converge.
+        A gradient is missing or has a wrong shape, there is nothing to check, or (ConvergenceError) the differences do
+        not converge.
     """
     arrays = {name: np.array(array) for name, array in inputs.items()}
     chosen = [name for name, a in arrays.items() if a.dtype == np.float64 and a.size] if wrt is None else list(wrt)
@@ -145,7 +150,7 @@ def _check_input(
     checks = []
     for direction, (slope, truncation, rounding) in enumerate(slopes):
         if not np.isfinite(slope) or truncation > max(_CONVERGED * scale, rounding):
-            raise ValueError(
+            raise ConvergenceError(
                 f"finite differences by {name} do not converge (steps differ by {truncation:.2g} of {scale:.2g}): "
                 "the function has a kink or a pole close to this input"
             )

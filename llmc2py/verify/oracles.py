@@ -17,7 +17,7 @@ from llmc2py.runtime.host.compiler import compile_c
 from llmc2py.runtime.layer import OpSpec
 from llmc2py.runtime.references import CReference, Reference, Stored
 from llmc2py.verify.cases import Arrays, Case, gradient_values, input_values, parameter_values
-from llmc2py.verify.gradcheck import gradcheck
+from llmc2py.verify.gradcheck import ConvergenceError, GradcheckReport, gradcheck
 from llmc2py.verify.rows import VerifyRow, worst_of
 from llmc2py.verify.tolerance import Comparison, allowed_error, compare, float32_tolerance
 
@@ -25,6 +25,8 @@ from llmc2py.verify.tolerance import Comparison, allowed_error, compare, float32
 C_TOLERANCE = 1e-12
 #: Finite differences cost two forward passes a direction, so they take small shapes.
 _GRADCHECK_SIZE = 300
+#: At how many points a derivative is tried where differences do not converge.
+_POINTS = 4
 
 _FLOAT64 = np.dtype(np.float64)
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
@@ -107,29 +109,45 @@ def _reduction(reference: Reference, case: Case) -> int:
 # --- the references themselves
 
 
-def reference_values(spec: OpSpec, case: Case, *, small_slice: bool) -> tuple[Arrays, Arrays]:
+def reference_values(spec: OpSpec, case: Case, salt: str = "", *, small_slice: bool) -> tuple[Arrays, Arrays]:
     """Return float64 inputs with parameters, and gradients of the outputs; see `input_values`."""
     parameters = parameter_values(spec, case, _FLOAT64, dict.fromkeys(spec.parameters, 1.0))
-    inputs = input_values(spec, case, _FLOAT64, small_slice=small_slice)
+    inputs = input_values(spec, case, _FLOAT64, salt, small_slice=small_slice)
     return {**inputs, **parameters}, gradient_values(spec, case, _FLOAT64)
 
 
 def check_derivative(layer: str, spec: OpSpec, reference: Reference, case: Case) -> VerifyRow | None:
-    """Compare the float64 backward pass with finite differences of the forward pass; None where there is no use."""
-    # One step is taken for a whole array: slices of different sizes would need different ones.
-    inputs, _ = reference_values(spec, case, small_slice=False)
-    backward = reference.backward
-    size = max(array.size for array in inputs.values())
-    if backward is None or not 0 < size <= _GRADCHECK_SIZE:
+    """Compare the float64 backward pass with finite differences of the forward pass; None where there is no use.
+
+    Raises ValueError where the differences converge at none of several points.
+    """
+    size = max((int(np.prod(case.shape(dims))) for dims in spec.inputs.values()), default=0)
+    if reference.backward is None or not 0 < size <= _GRADCHECK_SIZE:
         return None
+    report = _gradcheck(spec, reference, reference.backward, case)
+    worst = max(report.checks, key=lambda check: (not check.ok, abs(check.got - check.wanted) / (check.allowed or 1.0)))
+    error = abs(worst.got - worst.wanted)
+    return VerifyRow(layer, "float64", case.label(spec), "derivative", report.ok, error, worst.allowed, str(worst))
+
+
+def _gradcheck(
+    spec: OpSpec, reference: Reference, backward: Callable[..., Mapping[str, Any]], case: Case
+) -> GradcheckReport:
+    """Check a derivative at a point that lies near no kink, such as that of ReLU."""
 
     def gradients(arrays: Arrays, grads: Arrays) -> Mapping[str, NDArray[Any]]:
         return backward(**arrays, **{f"d{name}": grad for name, grad in grads.items()})
 
-    report = gradcheck(lambda arrays: reference.forward(**arrays), gradients, inputs)
-    worst = max(report.checks, key=lambda check: (not check.ok, abs(check.got - check.wanted) / (check.allowed or 1.0)))
-    error = abs(worst.got - worst.wanted)
-    return VerifyRow(layer, "float64", case.label(spec), "derivative", report.ok, error, worst.allowed, str(worst))
+    attempt = 0
+    while True:
+        # One step is taken for a whole array: slices of different sizes would need different ones.
+        inputs, _ = reference_values(spec, case, str(attempt), small_slice=False)
+        try:
+            return gradcheck(lambda arrays: reference.forward(**arrays), gradients, inputs)
+        except ConvergenceError:
+            attempt += 1
+            if attempt == _POINTS:
+                raise
 
 
 @dataclass

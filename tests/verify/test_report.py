@@ -10,8 +10,11 @@ import pytest
 
 from llmc2py.diagnostics import UsageError
 from llmc2py.runtime.errors import ToolMissingError
-from llmc2py.verify import report
+from llmc2py.runtime.layer import OpSpec
+from llmc2py.runtime.references import Reference
+from llmc2py.verify import oracles, report
 from llmc2py.verify.cases import Case, cases_for, gradient_values, input_values
+from llmc2py.verify.gradcheck import ConvergenceError
 from llmc2py.verify.layouts import LAYOUTS, Snapshot
 from llmc2py.verify.packages import load_package
 from llmc2py.verify.report import VerifyRow, resolve_backend, verify_package
@@ -181,9 +184,32 @@ def test_rows_are_plain_values():
 
 @pytest.mark.gpu
 def test_layers_pass_on_a_device(made):
-    problem = report._cuda_problem()
-    if problem:
-        pytest.skip(problem)
     rows = verify_package(str(made), "cuda", cases=few)
     assert rows
     assert [row for row in rows if not row.ok] == []
+
+
+KINKED = OpSpec("kinked", {"x": ("...",)}, {"y": ("...",)})
+
+
+def kinked_reference(kinks):
+    """Return a reference of ReLU, with a kink at 0 or at every element of the first points that are tried."""
+
+    def forward(x, stored=None):
+        return {"y": np.maximum(x - kinks(x), 0)}
+
+    return Reference("kinked", "Kinked", forward, lambda x, dy, stored=None: {"x": dy * (x > kinks(x))})
+
+
+def test_a_derivative_is_checked_away_from_kinks():
+    first, second = (oracles.reference_values(KINKED, Case((50,), {}), salt, small_slice=False)[0] for salt in "01")
+    apart = kinked_reference(lambda x: first["x"] + 1e-6)
+    row = oracles.check_derivative("Kinked", KINKED, apart, Case((50,), {}))
+    assert row.ok
+    assert (first["x"] != second["x"]).all()
+
+
+def test_a_function_of_kinks_alone_is_an_error():
+    everywhere = kinked_reference(lambda x: np.round(x, 4))
+    with pytest.raises(ConvergenceError, match="do not converge"):
+        oracles.check_derivative("Kinked", KINKED, everywhere, Case((50,), {}))
