@@ -66,9 +66,15 @@ class StatementReader:
         name, ctype = declared(self.tree, item, base)
         if item.type == "function_declarator":
             # T name(a, b): the grammar takes it for a prototype where a and b could be types.
-            arguments = self.expressions.read_all(named(child(item, "parameters")))
+            arguments = tuple(self._as_value(one) for one in named(child(item, "parameters")))
             return (ir.Declare(span, name, ctype, ex.Construct(span, ctype, (), arguments), is_static),)
         return (ir.Declare(span, name, ctype, None, is_static),)
+
+    def _as_value(self, node: Node) -> ex.Expression:
+        """``T name(a)``: what the grammar took for the type of an unnamed parameter is the name of a value."""
+        if node.type == "parameter_declaration" and node.child_by_field_name("declarator") is None:
+            return ex.Name(self.tree.span(node), "".join(self.tree.text(node).split()))
+        return self.expressions.read(node)
 
     def _initial(self, node: Node, ctype: CType, value: Node) -> ex.Expression:
         """``= value``, ``(a, b)`` or ``{a, b}``."""

@@ -219,11 +219,8 @@ class UnitReader:
             for node, declaration in versions:
                 item = self.items[self.declarations.index(declaration)]
                 header = self._header(node)
-                if (
-                    header is None
-                    or _is_kernel(item)
-                    or (item.is_device and "__host__" not in header.words and name not in wanted)
-                ):
+                device_only = header is not None and "__device__" in header.words and "__host__" not in header.words
+                if header is None or _is_kernel(item) or device_only or (item.is_device and name not in wanted):
                     continue
                 template = read_template(self.tree, declaration.template) if declaration.template is not None else ()
                 parameters = tuple(replace(one, type=self.scope.resolve(one.type)) for one in header.parameters)

@@ -21,6 +21,19 @@ _IGNORED = re.compile(
 _ENDING = frozenset({"exit", "abort", "std::exit", "std::abort", "_exit"})
 _STATUS_TYPES = frozenset({"cudaError_t", "cudaError", "cublasStatus_t"})
 _DEVICE_COPIES = frozenset({"cudaMemcpyDeviceToDevice", "cudaMemcpyDefault"})
+_DEVICE_ATTRIBUTES = {
+    "cudaDevAttrMultiProcessorCount": "multiProcessorCount",
+    "cudaDevAttrMaxThreadsPerBlock": "maxThreadsPerBlock",
+    "cudaDevAttrMaxThreadsPerMultiProcessor": "maxThreadsPerMultiProcessor",
+    "cudaDevAttrMaxSharedMemoryPerBlock": "sharedMemPerBlock",
+    "cudaDevAttrMaxSharedMemoryPerBlockOptin": "sharedMemPerBlockOptin",
+    "cudaDevAttrMaxSharedMemoryPerMultiprocessor": "sharedMemPerMultiprocessor",
+    "cudaDevAttrMaxRegistersPerBlock": "regsPerBlock",
+    "cudaDevAttrWarpSize": "warpSize",
+    "cudaDevAttrL2CacheSize": "l2CacheSize",
+    "cudaDevAttrComputeCapabilityMajor": "major",
+    "cudaDevAttrComputeCapabilityMinor": "minor",
+}
 _SHARED_ATTRIBUTE = "cudaFuncAttributeMaxDynamicSharedMemorySize"
 
 
@@ -48,7 +61,11 @@ class HostCallLowering(ExpressionLowering):
         if not isinstance(node, ex.Call):
             return None
         if self.is_check(node):
-            return self.effect(node.arguments[0]) or []
+            checked = node.arguments[0]
+            lines = self.effect(checked)
+            if lines is None and isinstance(checked, ex.Call):
+                raise SourceError(checked.span, f"a call of {checked.function}() cannot be lowered")
+            return lines or []
         if _IGNORED.match(node.function):
             return []
         if node.function in _ENDING:
@@ -133,6 +150,14 @@ class HostCallLowering(ExpressionLowering):
             raise SourceError(node.span, "only the attribute for dynamic shared memory has a meaning in a plan")
         name, template = self.kernel_value(kernel)
         return [f"plan.set_max_dynamic_shared({name}, {self.text(value)}{template})"]
+
+    # cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device)
+    def _do_cudadevicegetattribute(self, node: ex.Call) -> list[str]:
+        target, _ = self._written(node, node.arguments[0])
+        attribute = node.arguments[1].name if isinstance(node.arguments[1], ex.Name) else ""
+        if attribute not in _DEVICE_ATTRIBUTES:
+            raise SourceError(node.span, f"device attribute {attribute or 'of no name'} is not known to a plan")
+        return [f"{target} = plan.device.{_DEVICE_ATTRIBUTES[attribute]}"]
 
     # cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, block_size, bytes)
     def _do_cudaoccupancymaxactiveblockspermultiprocessor(self, node: ex.Call) -> list[str]:
