@@ -45,11 +45,34 @@ CONTENTS = {
         + [f"layernorm_backward_kernel{n}" for n in range(1, 11)]
         + [f"layernorm_backward{n}" for n in range(1, 11)]
     ),
+    "dev/cuda/permute.cu": "permute_cpu permute_kernel main",
+    "dev/cuda/softmax_forward.cu": " ".join(
+        ["softmax_forward_cpu", "softmax_forward_online_cpu", "reduce_sum_max_op", "softmax_forward", "main"]
+        + [f"softmax_forward_kernel{n}" for n in (1, 2, 3, 4, 7)]
+        + [f"softmax_forward{n}" for n in (1, 2, 3, 4, 7)]
+        + [f"softmax_forward_online_kernel{n}" for n in (1, 2, 8)]
+        + [f"softmax_forward_online{n}" for n in (1, 2, 8)]
+    ),
     "dev/cuda/fused_residual_forward.cu": " ".join(
         ["residual_forward_cpu", "layernorm_forward_cpu", "residual_forward_kernel1", "layernorm_forward_kernel1"]
         + [f"fused_residual_forward_kernel{n}" for n in (4, 5, 6)]
         + [f"fused_residual_forward{n}" for n in range(1, 7)]
         + ["fused_residual_forward", "main"]
+    ),
+    "dev/cuda/crossentropy_forward.cu": (
+        "crossentropy_forward_cpu crossentropy_forward_kernel1 crossentropy_forward1 crossentropy_forward main"
+    ),
+    "dev/cuda/crossentropy_softmax_backward.cu": (
+        "crossentropy_softmax_backward_cpu crossentropy_softmax_backward_kernel1 crossentropy_softmax_backward1 "
+        "crossentropy_softmax_backward main"
+    ),
+    "dev/cuda/encoder_forward.cu": (
+        "encoder_forward_cpu encoder_forward_kernel1 encoder_forward_kernel2 encoder_forward_kernel3 encoder_forward1 "
+        "encoder_forward2 encoder_forward3 encoder_forward main"
+    ),
+    "dev/cuda/encoder_backward.cu": (
+        "encoder_backward_cpu encoder_backward_kernel1 encoder_backward_kernel2 encoder_backward1 encoder_backward2 "
+        "encoder_backward main"
     ),
 }
 
