@@ -18,6 +18,7 @@ from typing import Any
 import pcpp
 
 from llmc2py.diagnostics import Diagnostic, Severity, SourceSpan
+from llmc2py.frontend.features import features_of_kernels
 
 #: Macros whose value is known to the compiler of a slice alone.
 OPEN_MACROS = frozenset(
@@ -231,6 +232,8 @@ def preprocess(
     preprocessor = _Preprocessor(root, texts, headers)
     for folder in _include_folders(root):
         preprocessor.add_path(str(folder))
+    for feature in features_of_kernels(texts[path], OPEN_MACROS):
+        preprocessor.define(f"{feature} 1")
     preprocessor.parse(texts[path], str(path))
     output = io.StringIO()
     preprocessor.write(output)
