@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from llmc2py.runtime import Tensor, host
+from llmc2py.runtime.cuda.device import CudaKernel
 
 KERNELS = """\
 __global__ void affine(float* out, const float* x, const float* w, int n, int c) {
@@ -73,7 +74,8 @@ def backward_of(layer, xp, shape):
 @pytest.mark.parametrize("shape", [(0, 5), (2, 0, 5)])
 def test_empty_outputs_and_zero_gradients(layer, xp, shape, monkeypatch):
     launched = []
-    monkeypatch.setattr(host.HostKernel, "launch", lambda self, *args: launched.append(self.name))
+    for kind in (host.HostKernel, CudaKernel):
+        monkeypatch.setattr(kind, "launch", lambda self, *args: launched.append(self.name))
     x, out = backward_of(layer, xp, shape)
     assert out.shape == x.grad.shape == shape
     xp.testing.assert_array_equal(layer.weight.grad, xp.zeros(5, np.float32))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from llmc2py.runtime import Function, Parameter, Tensor, host
+from llmc2py.runtime.cuda.device import CudaKernel
 from llmc2py.runtime.dtypes import PRECISIONS
 from llmc2py.runtime.poison import poisoned_arrays
 from llmc2py.verify.tolerance import allowed_error, compare
@@ -64,6 +65,18 @@ def to_double(array: Any) -> np.ndarray[Any, Any]:
 
 def layernorm_of(arrays: Arrays, residual: Any) -> dict[str, Any]:
     return {"inp": residual, "weight": arrays["weight"], "bias": arrays["bias"]}
+
+
+def rounding_of_cancelling_terms(inp: Any, weight: Any, dout: Any, **others: Any) -> Any:
+    """What float32 rounds off the terms of LayerNorm's input gradient, two steps each.
+
+    In a row of one element they cancel to zero but for this, where a GPU fuses a product with a difference.
+    """
+    scale = 1 / np.sqrt(inp.var(axis=-1, keepdims=True) + 1e-5)
+    norm = np.abs(inp - inp.mean(axis=-1, keepdims=True)) * scale
+    terms = np.abs(dout * weight)
+    sizes = terms + terms.mean(axis=-1, keepdims=True) + norm * (terms * norm).mean(axis=-1, keepdims=True)
+    return 2 * np.finfo(np.float32).eps * scale * sizes
 
 
 class Bench:
@@ -169,8 +182,10 @@ class Bench:
             doubles["added"] = to_double(added)
         first = next(iter(arrays.values()))
         reduction = max(first.shape[-1], first.size // max(first.shape[-1], 1)) if reference.reduction else 1
-        values = both(doubles)
-        return values, allowed_error(both, doubles, first.dtype, reduction)
+        allowed = allowed_error(both, doubles, first.dtype, reduction)
+        if op == "layernorm" and douts:
+            allowed["dinp"] = allowed["dinp"] + rounding_of_cancelling_terms(**doubles)
+        return both(doubles), allowed
 
     def check(self, op: str, arrays: Arrays, gradients: Arrays, results: Arrays) -> None:
         """Compare what a run gave with the reference."""
@@ -232,8 +247,6 @@ def count_launches(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
     """Return a function that begins to note the kernels that plans prepared from then on launch."""
 
     def begin() -> list[str]:
-        from llmc2py.runtime.cuda.device import CudaKernel
-
         names: list[str] = []
         for kind in (host.HostKernel, CudaKernel):
             launch = kind.launch
