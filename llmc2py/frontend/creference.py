@@ -66,6 +66,9 @@ _SCALAR_WORDS = frozenset(
 )
 _PLAIN_C_SUFFIXES = ("_forward", "_backward", "_update")
 _LOST = re.compile(r"\b(\w+_cpu)\s*\([^;{}()]*\)\s*\{")
+#: A function's name and parameters, and a default argument among them.
+_HEADER = re.compile(r"\b(?!(?:if|while|for|switch)\b)\w+\s*\([^(){};]*\)\s*\{")
+_DEFAULT = re.compile(r"\s*=\s*[-+.\w]+(?=\s*[,)])")
 _PLACE = re.compile(r"^(?:[^\n]*?):(\d+)(?::(\d+))?: ?(.*)", re.DOTALL)
 
 
@@ -272,6 +275,7 @@ class _Plain:
         text = re.sub(r"\bstd\s*::\s*(?=[a-z]\w*)", "", text)
         text = _wrap_calls(text, re.compile(r"\bstatic_cast\s*<([^<>]*)>\s*(\()"))
         text = _wrap_calls(text, re.compile(r"(?<![\w(])(?<![\w(] )(float|double|int|size_t)(\()(?!\s*[*)])"))
+        text = _HEADER.sub(lambda match: _DEFAULT.sub("", match[0]), text)
         text = self._deduced(text)
         self.text = self._without_typeof(text)
 

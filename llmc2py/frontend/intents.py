@@ -20,6 +20,8 @@ _LOADS = re.compile(r"^__ld(g|cs|cg|ca|lu|cv)$")
 _STORES = re.compile(r"^__st(cs|cg|wb|wt)$")
 _ATOMIC = re.compile(r"^atomic\w+$")
 _ACCUMULATING_ATOMICS = re.compile(r"^atomic(Add|Sub|Max|Min|And|Or|Xor|Inc|Dec)\w*$")
+_CONVERSIONS = frozenset({"float", "double", "half", "floatX", "static_cast", "__nv_bfloat16"})
+_HALF_CONVERSION = re.compile(r"^__(float2|half2float|bfloat162float|float2bfloat16|float2half)\w*$")
 _CASTS = frozenset({"reinterpret_cast", "const_cast", "static_cast"})
 _WIDTHS = {"int4": 16, "float4": 16, "uint4": 16, "double2": 16, "longlong2": 16, "ulonglong2": 16}
 _WIDTHS |= {"int2": 8, "float2": 8, "uint2": 8, "double": 8, "short4": 8, "ushort4": 8, "char4": 4, "half2": 4}
@@ -194,22 +196,42 @@ class IntentAnalysis:
             access.writes = True
 
     def _is_sum_with(self, function: _Function, root: str, value: Node) -> bool:
-        while value.type == "cast_expression" or (value.type == "call_expression" and self._callee(value) == "floatX"):
-            value = _bare(
-                child(value, "value") if value.type == "cast_expression" else named(child(value, "arguments"))[0]
-            )
+        """Whether a stored value is what was loaded from the same parameter plus something."""
+        value = self._uncast(value)
         if value.type == "identifier":
             name = self.tree.text(value)
             return function.loaded.get(name) == root and self._only_added_to(function, name)
-        if value.type == "binary_expression" and self.tree.text(value.children[1]) == "+":
-            return root in (self._value_root(function, item) for item in named(value))
-        return False
+        return root in self._addends(function, value) if value.type == "binary_expression" else False
 
-    def _value_root(self, function: _Function, node: Node) -> str | None:
-        for item in walk(node):
-            if item.type == "identifier" and self.tree.text(item) in function.loaded:
-                return function.loaded[self.tree.text(item)]
-        return self._load_root(function, node)
+    def _addends(self, function: _Function, value: Node) -> set[str | None]:
+        """Return the parameters whose loaded values are addends of a sum, as they are: ``b * old + x`` adds no old."""
+        value = self._uncast(value)
+        if value.type == "binary_expression" and self.tree.text(value.children[1]) == "+":
+            return {root for item in named(value) for root in self._addends(function, item)}
+        if (
+            value.type in ("subscript_expression", "field_expression")
+            and _base_name(self.tree, value) in function.loaded
+        ):
+            return {function.loaded[_base_name(self.tree, value)]}
+        if value.type == "identifier":
+            return {function.loaded.get(self.tree.text(value))}
+        if value.type in ("subscript_expression", "pointer_expression", "call_expression"):
+            return {self._load_root(function, value)}
+        return set()
+
+    def _uncast(self, value: Node) -> Node:
+        """Return a value without the casts and parentheses around it: ``(floatX)(a + b)``, ``floatX(a + b)``."""
+        value = _bare(value)
+        while value.type == "cast_expression" or (value.type == "call_expression" and self._is_conversion(value)):
+            inner = child(value, "value") if value.type == "cast_expression" else named(child(value, "arguments"))[0]
+            value = _bare(inner)
+        return value
+
+    def _is_conversion(self, call: Node) -> bool:
+        name = self._callee(call)
+        return (name in _CONVERSIONS or _HALF_CONVERSION.match(name) is not None) and len(
+            named(child(call, "arguments"))
+        ) == 1
 
     def _only_added_to(self, function: _Function, name: str) -> bool:
         """Whether all assignments to (elements of) a loaded local are sums that contain it."""

@@ -410,3 +410,16 @@ def test_reading_all_vendored_files_is_quick():
     for text in texts:
         parse_references(text, "x.cu")
     assert time.process_time() - start < 0.15 * len(texts)
+
+
+def test_default_arguments_are_left_out() -> None:
+    text = """
+    void step_cpu(float* x, int n, float rate=1e-3, float eps = 1e-8f) {
+        int i = 0, last = n;
+        while (last = n - i) { x[i] -= rate / (x[i] + eps); i++; }
+    }
+    """
+    (reference,), diagnostics = parse_references(text, "step.cu")
+    assert diagnostics == []
+    assert [name for name, _ in reference.params] == ["x", "n", "rate", "eps"]
+    assert "last = n - i" in reference.double_source
