@@ -1,5 +1,6 @@
 """The vendored kernels: every file holds the functions that its callers expect, and compiles in each precision."""
 
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -53,6 +54,10 @@ CONTENTS = {
         + [f"softmax_forward_online_kernel{n}" for n in (1, 2, 8)]
         + [f"softmax_forward_online{n}" for n in (1, 2, 8)]
     ),
+    "dev/cuda/trimat_forward.cu": (
+        "trimul_cpu permute_kernel trimul_cublas trimul_global trimul_launcher matmul_tri_naive matmul_tri_registers "
+        "ld_vec st_vec matmul_tri3 matmul_tri4 trimul_gpu main"
+    ),
     "dev/cuda/fused_residual_forward.cu": " ".join(
         ["residual_forward_cpu", "layernorm_forward_cpu", "residual_forward_kernel1", "layernorm_forward_kernel1"]
         + [f"fused_residual_forward_kernel{n}" for n in (4, 5, 6)]
@@ -73,6 +78,12 @@ CONTENTS = {
     "dev/cuda/encoder_backward.cu": (
         "encoder_backward_cpu encoder_backward_kernel1 encoder_backward_kernel2 encoder_backward1 encoder_backward2 "
         "encoder_backward main"
+    ),
+    "dev/cuda/adamw.cu": ("adamw_cpu lerp adamw_kernel1 adamw_kernel2 adamw_dispatch1 adamw_dispatch2 adamw main"),
+    "dev/cuda/global_norm.cu": " ".join(
+        ["global_norm_cpu", "global_norm_aggregate_kernel", "global_norm", "main"]
+        + [f"norm_kernel{n}" for n in range(1, 5)]
+        + [f"global_norm{n}" for n in range(1, 5)]
     ),
 }
 
@@ -126,7 +137,24 @@ def test_headers_compile(tmp_path: Path, precision: str) -> None:
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
 @pytest.mark.parametrize("path", [path for path in CONTENTS if path.endswith(".cu")])
 def test_program_compiles(path: str) -> None:
-    compile_unit(TREE / path)
+    compile_unit(TREE / path, *cublas_options(TREE / path))
+
+
+def cublas_options(program: Path) -> list[str]:
+    """Where the headers of cuBLAS are, for a program that includes them; without them its test is skipped."""
+    if "#define WITH_CUBLAS" not in program.read_text():
+        return []
+    spec = importlib.util.find_spec("nvidia")
+    installed = [
+        folder
+        for root in (spec.submodule_search_locations or () if spec else ())
+        for folder in Path(root).glob("*/include")
+    ]
+    toolkits = [Path(shutil.which("nvcc") or "").resolve().parents[1] / "include", Path("/usr/local/cuda/include")]
+    for folder in [*toolkits, *installed]:
+        if (folder / "cublas_v2.h").exists():
+            return [f"-I{folder}"]
+    pytest.skip("the headers of cuBLAS are not there")
 
 
 def compile_unit(unit: Path, *options: str) -> None:
