@@ -23,9 +23,8 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from generated.layers import GeLU
-
 from examples.relu.generated.layers import ReLU
+from generated.layers import GeLU
 from llmc2py.runtime import Tensor
 
 SHAPE = (32, 2**15)
