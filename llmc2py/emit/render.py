@@ -15,7 +15,7 @@ from llmc2py.emit.sources import emit_source
 from llmc2py.emit.text import WIDTH, indent, lay_out_all, prose, quoted, split_arguments
 from llmc2py.ir.library import Intent, Kernel, Parameter, Reference, TemplateParameter
 from llmc2py.ir.plans import ArraySpec, LaunchPlan, ModulePlan, PackagePlan
-from llmc2py.ir.types import CType
+from llmc2py.ir.types import LAUNCHER, CType
 
 
 def template_folder() -> pathlib.Path:
@@ -86,7 +86,11 @@ def _module(module: ModulePlan) -> dict[str, Any]:
     runtime |= used
     if any(one.type.is_pointer for plan in module.launchers for one in plan.parameters):
         runtime.add("Pointer")
-    if any(kernel.template for kernel in module.kernels) or any(plan.launcher.template for plan in module.launchers):
+    if any(one.type == LAUNCHER for plan in module.launchers for one in plan.parameters):
+        runtime.add("Launcher")
+    if any(kernel.template for kernel in module.kernels) or any(
+        "TemplateParam" in text for plan in module.launchers for text in _launcher(module, plan)["template"]
+    ):
         runtime.add("TemplateParam")
     function = function_values(module, op) if op is not None else None
     ops: set[str] = set()
@@ -176,6 +180,8 @@ def _template_param(parameter: TemplateParameter) -> str:
 def _launcher(module: ModulePlan, plan: LaunchPlan) -> dict[str, Any]:
     parameters = list(plan.parameters)
     names = [parameter_name(one, index) for index, one in enumerate(parameters)]
+    originals = {one.name: one.type.base for one in plan.launcher.parameters}
+    taken = {originals[one.name] for one in parameters if one.type == LAUNCHER}
     template = {one.name for one in plan.launcher.template}
     defaults = _defaults(parameters) if not plan.asked else [""] * len(parameters)
     signature = [
@@ -189,7 +195,7 @@ def _launcher(module: ModulePlan, plan: LaunchPlan) -> dict[str, Any]:
     return {
         "name": plan.name,
         "params": params,
-        "template": [_template_param(one) for one in plan.launcher.template],
+        "template": [_template_param(one) for one in plan.launcher.template if one.name not in taken],
         "origin": plan.launcher.span.origin,
         "signature": ", ".join(["plan: Plan", *signature]),
         "doc": indent(_launcher_doc(plan), 1),
@@ -234,6 +240,8 @@ def _default(parameter: Parameter) -> str | None:
 def _annotation(parameter: Parameter, template: set[str]) -> str:
     if parameter.type.is_pointer:
         return "Pointer | None" if parameter.nullable else "Pointer"
+    if parameter.type == LAUNCHER:
+        return "Launcher"
     if parameter.type.base == "bool" or parameter.type.tag is not None:
         return "bool"
     return "float" if parameter.type.is_floating or parameter.type.base in template else "int"

@@ -18,7 +18,7 @@ from llmc2py.frontend.items import Declaration, declarations, kernel_words, read
 from llmc2py.frontend.preprocess import HeaderCache, PreprocessedText, preprocess
 from llmc2py.frontend.scope import ScopeReader
 from llmc2py.frontend.slicer import Slicer
-from llmc2py.frontend.syntax import Node, SyntaxTree, errors, parse, walk
+from llmc2py.frontend.syntax import Node, SyntaxTree, child, errors, parse, walk
 from llmc2py.ir.conditions import precisions_of
 from llmc2py.ir.library import Item, Kernel, Launcher, Library, Parameter, Reference, Scope, SourceFile
 
@@ -126,6 +126,7 @@ class UnitReader:
         self.items = [self._item(declaration, order, known) for order, declaration in enumerate(self.declarations)]
         self.scope = ScopeReader(self.tree, self.declarations, self.items)
         self._headers: dict[int, FunctionHeader | None] = {}
+        self._steered: set[str] = set()
         self.slicer = Slicer(self.items, text.system_headers)
         self.functions = self._functions()
         self.intents = IntentAnalysis(
@@ -142,7 +143,7 @@ class UnitReader:
         own = [kernel for kernel in kernels.values() if kernel.span.file == self.text.file]
         self._report_lost_kernels()
         hosts = self._host_functions()
-        launching = _launching(hosts, self.items, self.declarations)
+        launching = _launching(hosts, self.items, self.declarations, self._steered)
         launchers = [item for name in launching for item in hosts[name] if item.span.file == self.text.file]
         scope = Scope(
             self.scope.aliases,
@@ -235,7 +236,12 @@ class UnitReader:
 
     def _reached_from_launches(self) -> set[str]:
         calls = _calls(self.items, self.declarations)
-        wanted = {
+        self._steered = {
+            name
+            for name, found in self.functions.items()
+            if any(self._calls_parameter(node, declaration) for node, declaration in found)
+        }
+        wanted = self._steered | {
             name for name, found in self.functions.items() if any(launch_sites(self.tree, node) for node, _ in found)
         }
         grown = True
@@ -248,6 +254,23 @@ class UnitReader:
         for name in list(wanted):
             _reach(name, calls, wanted)
         return wanted
+
+    def _calls_parameter(self, node: Node, declaration: Declaration) -> bool:
+        """Whether a host template calls one of its parameters: it launches what its caller tells it to."""
+        header = self._header(node)
+        if (
+            declaration.template is None
+            or header is None
+            or "__device__" in header.words
+            or "__global__" in header.words
+        ):
+            return False
+        types = {one.name for one in read_template(self.tree, declaration.template) if one.kind == "type"}
+        names = {one.name for one in header.parameters if one.type.base in types and not one.type.is_pointer}
+        if not names:
+            return False
+        calls = (item for item in walk(node) if item.type == "call_expression")
+        return any(self.tree.text(child(item, "function")) in names for item in calls)
 
     def _report_errors(self) -> None:
         for node in errors(self.tree.root):
@@ -320,10 +343,16 @@ def _reach(name: str, calls: dict[str, set[str]], wanted: set[str]) -> None:
             _reach(used, calls, wanted)
 
 
-def _launching(hosts: dict[str, list[Launcher]], items: list[Item], found: list[Declaration]) -> list[str]:
-    """Return the names of host functions that launch kernels, themselves or through others that do."""
+def _launching(
+    hosts: dict[str, list[Launcher]], items: list[Item], found: list[Declaration], steered: set[str]
+) -> list[str]:
+    """Return the names of host functions that launch kernels, themselves or through others that do.
+
+    ``steered`` are the templates that call a parameter, and so launch where they are given a launcher.
+    """
     calls = _calls(items, found)
     launching = {name for name, versions in hosts.items() if any(item.launch_sites for item in versions)}
+    launching |= steered & hosts.keys()
     grown = True
     while grown:
         more = {name for name in hosts if name not in launching and calls.get(name, set()) & launching}

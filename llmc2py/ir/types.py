@@ -69,6 +69,8 @@ INTEGER_TYPES = {
 }
 FLOATING_TYPES = frozenset({"float", "double", "half", "bfloat16", "floatX"})
 
+#: The type of a parameter that takes a launcher (a template parameter that the source calls like a function).
+LAUNCHER = CType("launcher")
 INT = CType("int")
 BOOL = CType("bool")
 SIZE_T = CType("unsigned long")

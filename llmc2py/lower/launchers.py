@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from llmc2py.diagnostics import SourceError, SourceSpan
 from llmc2py.ir import expressions as ex
@@ -15,7 +16,7 @@ from llmc2py.ir import statements as ir
 from llmc2py.ir.conditions import PRECISIONS, holds
 from llmc2py.ir.library import Kernel, Launcher, Parameter, Scope
 from llmc2py.ir.plans import HelperPlan, LaunchPlan, NotLowered
-from llmc2py.ir.types import INT, CType
+from llmc2py.ir.types import INT, LAUNCHER, CType
 from llmc2py.lower.expressions import DIM3, RUNTIME_NAMES, STATUS, UNKNOWN, Environment, Lowered, Variable, python_name
 from llmc2py.lower.hostcalls import HostCallLowering
 from llmc2py.lower.spelling import spelled
@@ -59,8 +60,8 @@ class _LauncherLowering:
     def lower(self) -> LaunchPlan:
         if self.launcher.name == "main":
             raise SourceError(self.launcher.span, "is a program, not a launcher")
-        parameters = [one for one in self.launcher.parameters if one.type.base not in _STREAMS]
-        for one in self.launcher.parameters:
+        parameters = [self._parameter(one) for one in self.launcher.parameters if one.type.base not in _STREAMS]
+        for one in (*self.launcher.parameters, *parameters):
             self._bind(one.name, one.type)
         self._check_parameters(parameters)
         self._body(self.launcher.body)
@@ -77,6 +78,10 @@ class _LauncherLowering:
             quanta=self._quanta(),
         )
 
+    def _parameter(self, parameter: Parameter) -> Parameter:
+        """``template <class F> void run(…, F launch) { launch(…); }``: a parameter that is called is a launcher."""
+        return replace(parameter, type=LAUNCHER) if parameter.name in _launcher_parameters(self.launcher) else parameter
+
     def _used_names(self) -> frozenset[str]:
         """Return the names of the runtime that the emitted lines mention."""
         text = "\n".join([*self.lines, *self._hoisted(), *(line for one in self.helpers.values() for line in one.body)])
@@ -88,7 +93,7 @@ class _LauncherLowering:
     def _check_parameters(self, parameters: list[Parameter]) -> None:
         for one in parameters:
             plain = one.type.is_integer or one.type.is_floating or one.type.base in self.environment.template
-            plain |= one.type.tag in self.environment.template
+            plain |= one.type.tag in self.environment.template or one.type == LAUNCHER
             if one.type.pointers > 1 or not (one.type.is_pointer or plain):
                 raise SourceError(one.span, f"parameter {one.name} of type {one.type} cannot be given from Python")
 
@@ -218,14 +223,26 @@ class _LauncherLowering:
             return [
                 f"{self.local_functions[node.function]}({', '.join(self.expressions.text(one) for one in arguments)})"
             ]
+        variable = self.environment.variables.get(node.function)
+        if variable is not None and variable.type == LAUNCHER:
+            return [f"plan.call({', '.join([variable.name, *(self._argument(one) for one in arguments)])})"]
         versions = self.scope.functions.get(node.function, ())
         if any(_launches(version, self.scope) for version in versions):
             self.calls[node.function] = None
-            parts = [python_name(node.function), *(self.expressions.text(one) for one in arguments)]
+            parts = [python_name(node.function), *(self._argument(one) for one in arguments)]
             return [f"plan.call({', '.join(parts)}{self.expressions.template(node.template)})"]
         if versions and not any(one.type.pointers for version in versions for one in version.parameters):
             return []  # nothing that it does can reach a launch
         raise SourceError(node.span, f"a call of {node.function}() cannot be lowered")
+
+    def _argument(self, node: ex.Expression) -> str:
+        """Return an argument of a launcher; another launcher is passed by its name."""
+        if isinstance(node, ex.Name) and node.name not in self.environment.variables:
+            versions = self.scope.functions.get(node.name, ())
+            if any(_launches(version, self.scope) for version in versions):
+                self.calls[node.name] = None
+                return python_name(node.name)
+        return self.expressions.text(node)
 
     def _is_stream(self, argument: ex.Expression) -> bool:
         variable = self.environment.variables.get(argument.name) if isinstance(argument, ex.Name) else None
@@ -406,19 +423,31 @@ def _replace_word(text: str, word: str, value: str) -> str:
 
 def _launches(launcher: Launcher, scope: Scope, seen: frozenset[str] = frozenset()) -> bool:
     """Whether a host function launches kernels, itself or through what it calls."""
-    if launcher.launch_sites:
+    if launcher.launch_sites or _launcher_parameters(launcher):
         return True
     if launcher.name in seen:
         return False
-    called = {
+    called = _called(launcher)
+    seen = seen | {launcher.name}
+    return any(_launches(version, scope, seen) for name in called for version in scope.functions.get(name, ()))
+
+
+def _called(launcher: Launcher) -> set[str]:
+    """Return the names of the functions that a launcher calls for their effect."""
+    return {
         part.function
         for statement in ir.walk(launcher.body)
         if isinstance(statement, ir.Evaluate)
         for part in ex.walk(statement.expression)
         if isinstance(part, ex.Call)
     }
-    seen = seen | {launcher.name}
-    return any(_launches(version, scope, seen) for name in called for version in scope.functions.get(name, ()))
+
+
+def _launcher_parameters(launcher: Launcher) -> set[str]:
+    """Return the parameters of a template type that a launcher calls."""
+    types = {one.name for one in launcher.template if one.kind == "type"}
+    names = {one.name for one in launcher.parameters if one.type.base in types and not one.type.is_pointer}
+    return names & _called(launcher) if names else set()
 
 
 def _check_arguments(statement: ir.Launch, kernel: Kernel) -> None:

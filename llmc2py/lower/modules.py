@@ -111,7 +111,7 @@ class _PackageLowering:
                 self.not_lowered.append(lowered)
                 continue
             by_name = {one.name: one for one in effects.parameters(launcher)}
-            parameters = tuple(by_name[one.name] for one in lowered.parameters)
+            parameters = tuple(replace(by_name[one.name], type=one.type) for one in lowered.parameters)
             self.plans[file.path, launcher.name] = replace(lowered, parameters=parameters)
         self._drop_callers(file)
 

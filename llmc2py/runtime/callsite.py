@@ -105,7 +105,7 @@ class CallSite:
             elif cls is kind:
                 # 0.0 and -0.0 are one key to a dict, so zeros go in by their text.
                 key.append(value or repr(value))
-            elif kind is _ANY_SCALAR and cls in _SCALARS:
+            elif kind is _ANY_SCALAR and (cls in _SCALARS or isinstance(value, CallSite)):
                 key += (cls, repr(value))
             else:
                 return self(*self._normalised(args))
@@ -184,7 +184,9 @@ class CallSite:
         _cupy_array = arrays_module.cupy_array_type() or _NoCupy
         normal: list[Any] = []
         for param, kind, value in zip(self.params, self._kinds, args, strict=True):
-            if kind is _ANY_SCALAR:
+            if isinstance(value, CallSite):
+                normal.append(value)
+            elif kind is _ANY_SCALAR:
                 normal.append(_number(value, param.name, self.name))
             elif kind is not _ARRAY:
                 normal.append(c_scalar(value, scalar_type(param.base, "float32"), param.name, self.name))
@@ -218,6 +220,10 @@ class CallSite:
         return plan
 
     def _argument(self, plan: Plan, binding: Binding, param: Param, arg: Any) -> Any:
+        if param.is_launcher:
+            if not isinstance(arg, CallSite):
+                raise TypeError(f"{self.name}: `{param.name}` is {arg!r}; it takes a launcher")
+            return arg
         if param.tag is not None:
             return arg
         if not param.is_pointer:

@@ -92,6 +92,11 @@ class Param:
         return self.base.removeprefix(TAG) if self.base.startswith(TAG) else None
 
     @functools.cached_property
+    def is_launcher(self) -> bool:
+        """Whether the parameter takes another launcher."""
+        return self.ctype == "launcher"
+
+    @functools.cached_property
     def is_written(self) -> bool:
         """Whether the array may be written: by its intent or, where that is not known, by not being ``const``."""
         if self.intent is None:
