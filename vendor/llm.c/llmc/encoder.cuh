@@ -1,0 +1,158 @@
+/*
+The embedding: every token's row of wte (vocabulary x C) plus the row of wpe (T x C) of its place.
+
+Backward, dwpe[t] gathers over the batch, which a thread can do by itself. dwte[v] gathers over all places where token v
+stands, anywhere. To do that without atomics the host sorts the places by token first: a bucket is a token together with
+a group of columns, and one block works on one bucket. So the result has the same bits in every run.
+*/
+#ifndef ENCODER_CUH
+#define ENCODER_CUH
+
+#include <assert.h>
+#include <stdint.h>
+#include <algorithm>
+#include <unordered_map>
+#include <vector>
+#include "cuda_common.h"
+#include "cuda_utils.cuh"
+
+// Adds to an element of a gradient, with a rounding that is right in the mean.
+__device__ inline void add_rounded(floatX* gradient, float addend, unsigned int seed) {
+    stochastic_rounding((float)*gradient + addend, gradient, seed);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// forward
+
+// A thread takes one packet of a row at a time; any grid will do.
+__global__ void encoder_forward_kernel3(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C) {
+    const size_t per_row = CEIL_DIV(C, x128::size);
+    const size_t packets = per_row * B * T;
+    for (size_t p = (size_t)blockIdx.x * blockDim.x + threadIdx.x; p < packets; p += (size_t)gridDim.x * blockDim.x) {
+        const size_t row = p / per_row;
+        const int c = (int)(p % per_row) * x128::size;
+        const x128 of_token = load_packet(wte + (size_t)inp[row] * C + c, C - c);
+        const x128 of_place = load_packet(wpe + row % T * C + c, C - c);
+        x128 sum;
+        #pragma unroll
+        for (int i = 0; i < x128::size; ++i) sum[i] = (floatX)((float)of_token[i] + (float)of_place[i]);
+        store_packet(out + row * C + c, sum, C - c);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// backward
+
+// Block b adds up bucket b: x is where its places begin in workload_indices, y how many there are, z the token, w the
+// group of WARP_SIZE * x128::size columns. The warps share the places, a lane has one packet of columns.
+template <int BLOCK_SIZE=256>
+__global__ void wte_backward_kernel(floatX* dwte, const int4* bucket_info, const int* workload_indices, const floatX* dout, const int* inp, unsigned int seed, int B, int T, int C) {
+    constexpr int WARPS = BLOCK_SIZE / WARP_SIZE;
+    constexpr int COLUMNS = WARP_SIZE * x128::size;
+    // Element i of all lanes' packets lies in line i. The lines' length keeps both sides below free of bank conflicts.
+    constexpr int LINE = WARP_SIZE + WARP_SIZE / x128::size;
+    __shared__ float partial[WARPS][x128::size * LINE];
+    const int4 bucket = bucket_info[blockIdx.x];
+    const int* places = workload_indices + bucket.x;
+    const int warp = threadIdx.x / WARP_SIZE;
+    const int lane = threadIdx.x % WARP_SIZE;
+    const int origin = bucket.w * COLUMNS;
+    const int c = origin + lane * x128::size;
+
+    float sum[x128::size] = {};
+    #pragma unroll 2
+    for (int i = warp; i < bucket.y; i += WARPS) {
+        const x128 gradient = load_packet(dout + (size_t)places[i] * C + c, C - c);
+        #pragma unroll
+        for (int k = 0; k < x128::size; ++k) sum[k] += (float)gradient[k];
+    }
+    #pragma unroll
+    for (int k = 0; k < x128::size; ++k) partial[warp][k * LINE + lane] = sum[k];
+    __syncthreads();
+
+    for (int column = threadIdx.x; column < COLUMNS && origin + column < C; column += BLOCK_SIZE) {
+        const int slot = column % x128::size * LINE + column / x128::size;
+        float total = 0.0f;
+        #pragma unroll
+        for (int w = 0; w < WARPS; ++w) total += partial[w][slot];
+        add_rounded(dwte + (size_t)bucket.z * C + origin + column, total, seed + column / BLOCK_SIZE);
+    }
+}
+
+// A thread takes one packet of a row of wpe at a time; any grid will do.
+__global__ void wpe_backward_kernel(floatX* dwpe, const floatX* dout, const int* inp, int B, int T, int C, unsigned int seed) {
+    const size_t per_row = CEIL_DIV(C, x128::size);
+    const size_t packets = per_row * T;
+    for (size_t p = (size_t)blockIdx.x * blockDim.x + threadIdx.x; p < packets; p += (size_t)gridDim.x * blockDim.x) {
+        const size_t t = p / per_row;
+        const int c = (int)(p % per_row) * x128::size;
+        float sum[x128::size] = {};
+        #pragma unroll 4
+        for (int b = 0; b < B; ++b) {
+            const x128 gradient = load_packet(dout + ((size_t)b * T + t) * C + c, C - c);
+            #pragma unroll
+            for (int k = 0; k < x128::size; ++k) sum[k] += (float)gradient[k];
+        }
+        floatX* const at = dwpe + t * C + c;
+        x128 updated = load_packet(at, C - c);
+        #pragma unroll
+        for (int k = 0; k < x128::size; ++k) add_rounded(&updated[k], sum[k], seed + (unsigned int)p * x128::size + k);
+        store_packet(at, updated, C - c);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// launchers
+
+// out (B*T rows of C) from the tokens inp (B*T), wte and wpe
+void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C, cudaStream_t stream) {
+    NVTX_RANGE_FN();
+    const int threads = 256;
+    const int blocks = CEIL_DIV(B * T * CEIL_DIV(C, x128::size), threads);
+    encoder_forward_kernel3<<<blocks, threads, 0, stream>>>(out, inp, wte, wpe, B, T, C);
+    cudaCheck(cudaGetLastError());
+}
+
+// Adds to dwte and dwpe. inputs_cpu holds the same tokens as inp, in host memory, where workload_indices (B*T) and
+// bucket_info (B*T for each group of columns) are too; they must not be written until the stream is done with this.
+// scratch takes both to the device, 16 bytes for each bucket and 4 for each place.
+void encoder_backward(floatX* dwte, floatX* dwpe, floatX* scratch, int* workload_indices, int4* bucket_info, const floatX* dout, const int* inp, const int* inputs_cpu, int B, int T, int C, unsigned int seed, cudaStream_t stream) {
+    NVTX_RANGE_FN();
+    const int threads = 256;
+    // This does not need the buckets: the device works on it while the host sorts.
+    wpe_backward_kernel<<<CEIL_DIV(T * CEIL_DIV(C, x128::size), threads), threads, 0, stream>>>(dwpe, dout, inp, B, T, C, seed);
+    cudaCheck(cudaGetLastError());
+
+    const int N = B * T;
+    std::unordered_map<int, std::vector<int>> places_of;
+    for (int place = 0; place < N; ++place) places_of[inputs_cpu[place]].push_back(place);
+    // The longest first: a block that begins late should have little to do. Ties go by token, since the order of a
+    // hash table is nobody's promise.
+    std::vector<int> tokens;
+    for (const auto& entry : places_of) tokens.push_back(entry.first);
+    std::sort(tokens.begin(), tokens.end(), [&places_of](int a, int b) {
+        const size_t at_a = places_of.at(a).size(), at_b = places_of.at(b).size();
+        return at_a != at_b ? at_a > at_b : a < b;
+    });
+
+    // All groups of columns of one token share its places.
+    const int groups = CEIL_DIV(C, WARP_SIZE * x128::size);
+    int filled = 0, buckets = 0;
+    for (int token : tokens) {
+        const std::vector<int>& places = places_of.at(token);
+        for (int group = 0; group < groups; ++group) {
+            bucket_info[buckets++] = make_int4(filled, (int)places.size(), token, group);
+        }
+        std::copy(places.begin(), places.end(), workload_indices + filled);
+        filled += (int)places.size();
+    }
+
+    int4* const device_buckets = reinterpret_cast<int4*>(scratch);
+    int* const device_places = reinterpret_cast<int*>(device_buckets + buckets);
+    cudaCheck(cudaMemcpyAsync(device_buckets, bucket_info, buckets * sizeof(int4), cudaMemcpyHostToDevice, stream));
+    cudaCheck(cudaMemcpyAsync(device_places, workload_indices, filled * sizeof(int), cudaMemcpyHostToDevice, stream));
+    wte_backward_kernel<256><<<buckets, 256, 0, stream>>>(dwte, device_buckets, device_places, dout, inp, seed, B, T, C);
+    cudaCheck(cudaGetLastError());
+}
+
+#endif // ENCODER_CUH

@@ -1,0 +1,88 @@
+/*
+Softmax, cross-entropy and its gradient in one kernel, in place.
+
+For each of B*T rows of logits x, of which V are in use and P are in memory, with p = softmax(x) and y the target:
+    losses -= log p[y],   x <- (p - [c = y]) dloss for c < V,   x <- 0 for V <= c < P.
+*/
+#ifndef FUSED_CLASSIFIER_CUH
+#define FUSED_CLASSIFIER_CUH
+
+#include <assert.h>
+#include <float.h>
+#include <stdint.h>
+#include <type_traits>
+#include "cuda_common.h"
+#include "cuda_utils.cuh"
+
+// What softmax takes from a row: p = Scale exp(x - Offset).
+struct SoftmaxParams { float Scale, Offset; };
+
+// A block reads row idx once. Each thread keeps the largest of its values, and the sum of exponentials relative to it.
+__device__ SoftmaxParams prepare_softmax_blockwide3(int64_t idx, const floatX* inp, int V, int P) {
+    const floatX* row = inp + idx * P;
+    float peak = -FLT_MAX;
+    float sum = 0.0f;
+    for (int c = threadIdx.x * x128::size; c < V; c += blockDim.x * x128::size) {
+        const x128 packet = load_packet(row + c, V - c);
+        const int left = V - c;
+        float higher = peak;
+        #pragma unroll
+        for (int i = 0; i < x128::size; ++i) higher = i < left ? fmaxf(higher, (float)packet[i]) : higher;
+        sum *= expf(peak - higher);
+        #pragma unroll
+        for (int i = 0; i < x128::size; ++i) sum += i < left ? expf((float)packet[i] - higher) : 0.0f;
+        peak = higher;
+    }
+    const float offset = blockReduce<warpReduceMax>(peak, false, -FLT_MAX);
+    // The two reductions have shared memory of their own each, so nothing has to be waited for in between.
+    const float total = blockReduce<warpReduceSum>(sum * expf(peak - offset));
+    return SoftmaxParams{1.0f / total, offset};
+}
+
+// One block to a row. The last rows come first: the product that made the logits has left those in the cache.
+template<bool WriteDLogits = true, bool WriteProbs = false>
+__global__ void __launch_bounds__(1024, MAX_1024_THREADS_BLOCKS)
+    fused_classifier_kernel5(floatX* logits, float* losses, floatX* probs, const float dloss, const int* targets, int B, int T, int V, int P, std::bool_constant<WriteDLogits>) {
+    const int64_t idx = (int64_t)B * T - 1 - blockIdx.x;
+    if (idx < 0) return; // the whole block leaves together
+    floatX* const row = logits + idx * P;
+    const int target = targets[idx];
+    // Read before the barriers of the reduction; after them other threads write gradients over the logits.
+    const float of_target = (float)row[target];
+    const SoftmaxParams softmax = prepare_softmax_blockwide3(idx, logits, V, P);
+    if (threadIdx.x == 0) losses[idx] -= of_target - softmax.Offset + logf(softmax.Scale);
+
+    if constexpr (WriteDLogits || WriteProbs) {
+        // Backwards, since the end of the row is what was read last.
+        const int step = blockDim.x * x128::size;
+        for (int c = CEIL_DIV(P, step) * step - step + threadIdx.x * x128::size; c >= 0; c -= step) {
+            if (c >= P) continue;
+            const x128 x = load_packet(row + c, V - c);
+            x128 probability, gradient;
+            #pragma unroll
+            for (int i = 0; i < x128::size; ++i) {
+                const float p = c + i < V ? softmax.Scale * expf((float)x[i] - softmax.Offset) : 0.0f;
+                probability[i] = (floatX)p;
+                gradient[i] = (floatX)((p - (c + i == target ? 1.0f : 0.0f)) * dloss);
+            }
+            if constexpr (WriteDLogits) store_packet(row + c, gradient, P - c);
+            if constexpr (WriteProbs) store_packet(probs + idx * P + c, probability, P - c);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// launchers
+
+// Takes the log-probabilities of the targets (B*T) from losses and, if the last argument's type says so, turns logits
+// (B*T rows of P, V of them in use) into their gradient.
+template<typename Type, bool WriteDLogits>
+void fused_classifier(Type* logits, float* losses, const float dloss, const int* targets, int B, int T, int V, int P, std::bool_constant<WriteDLogits> write_dlogits, cudaStream_t stream) {
+    NVTX_RANGE_FN();
+    assert(V <= P);
+    const int threads = 1024;
+    fused_classifier_kernel5<<<B * T, threads, 0, stream>>>(logits, losses, (floatX*)nullptr, dloss, targets, B, T, V, P, write_dlogits);
+    cudaCheck(cudaGetLastError());
+}
+
+#endif // FUSED_CLASSIFIER_CUH
