@@ -4,6 +4,16 @@ from llmc2py.runtime.arrays import array_module
 from llmc2py.runtime.autograd import Context, Function, Tensor, no_grad
 from llmc2py.runtime.csemantics import c_bool, c_cast, c_float, c_int, ceil_div, idiv, imod, wrap
 from llmc2py.runtime.errors import CompileError, LaunchError, ToolMissingError
+from llmc2py.runtime.gemm import (
+    Gemm,
+    LtMatmulDesc,
+    LtMatrixLayout,
+    gemm_ex,
+    gemm_strided_batched_ex,
+    lt_matmul,
+    sgemm,
+    sgemm_strided_batched,
+)
 from llmc2py.runtime.kernel import Kernel
 from llmc2py.runtime.launcher import Launcher, launcher
 from llmc2py.runtime.layer import Layer, OpSpec, Parameter
@@ -16,12 +26,15 @@ __all__ = [
     "CompileError",
     "Context",
     "Function",
+    "Gemm",
     "Kernel",
     "KernelSource",
     "Launch",
     "LaunchError",
     "Launcher",
     "Layer",
+    "LtMatmulDesc",
+    "LtMatrixLayout",
     "Memcpy",
     "Memset",
     "OpSpec",
@@ -39,9 +52,14 @@ __all__ = [
     "c_int",
     "ceil_div",
     "elementwise",
+    "gemm_ex",
+    "gemm_strided_batched_ex",
     "idiv",
     "imod",
     "launcher",
+    "lt_matmul",
     "no_grad",
+    "sgemm",
+    "sgemm_strided_batched",
     "wrap",
 ]

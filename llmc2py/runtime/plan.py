@@ -13,6 +13,7 @@ from llmc2py.runtime.backends import CompiledKernel, DeviceProperties, Dim3
 from llmc2py.runtime.csemantics import c_scalar
 from llmc2py.runtime.dtypes import c_dtype
 from llmc2py.runtime.errors import LaunchError
+from llmc2py.runtime.gemm import MATRIX_DTYPES, Gemm, Matrix, problem_of
 from llmc2py.runtime.params import (
     Binding,
     Param,
@@ -97,7 +98,7 @@ class Memcpy:
     nbytes: int
 
 
-Operation = Launch | Memset | Memcpy
+Operation = Launch | Memset | Memcpy | Gemm
 
 
 @dataclass
@@ -218,6 +219,28 @@ class Plan:
         if nbytes:
             self.operations.append(Memcpy(target, source, nbytes))
 
+    def gemm(self, gemm: Gemm) -> None:
+        """Multiply matrices; with no rows, columns or matrices there is nothing to do.
+
+        Raises ValueError for sizes that do not fit each other or the arrays, TypeError for arrays of another type.
+        """
+        problem = problem_of(gemm, self._matrix_problem)
+        if problem is not None:
+            raise ValueError(f"{self.callee.name}, matrix product: {problem}{self._origin()}")
+        if not gemm.is_empty:
+            self.operations.append(gemm)
+
+    def misalignment(self, pointer: Pointer | None, alignment: int) -> int:
+        """Return ``(uintptr_t)pointer % alignment``, for alignments of up to 16 bytes.
+
+        Asking makes it so for the start of the array: one that lies otherwise is copied for the call.
+        """
+        if pointer is None:
+            return 0
+        slot = self.slots[pointer.slot]
+        slot.align = max(slot.align, alignment)
+        return pointer.byte_offset % alignment
+
     def scratch(self, ctype: str, count: int) -> Pointer:
         """Return uninitialised memory that every call allocates anew and that lives until it ends in stream order."""
         ctype = self.binding.ctype(ctype.rstrip("* "))
@@ -294,6 +317,26 @@ class Plan:
                 f"{kernel.name}: `{slot.name}` has {count} elements, but the kernel indexes with 32 bits "
                 f"(at most {INDEX_LIMIT - 1}); split the call{self._origin()}"
             )
+
+    def _matrix_problem(self, matrix: Matrix, name: str, count: int) -> str | None:
+        """Return what is wrong with the array that ``count`` elements of a matrix lie in; TypeError for its type."""
+        pointer, dtype = matrix.pointer, MATRIX_DTYPES[matrix.dtype]
+        if not isinstance(pointer, Pointer):
+            raise TypeError(f"{self.callee.name}, matrix product: {name} is null{self._origin()}")
+        slot = self.slots[pointer.slot]
+        given = self._pointed_dtype(pointer)
+        if (given or slot.dtype) != dtype:
+            raise TypeError(
+                f"{self.callee.name}, matrix product: {name} is {pointer.ctype} ({given or slot.dtype}), "
+                f"but {matrix.dtype} is {dtype}{self._origin()}"
+            )
+        available = (slot.nbytes - pointer.byte_offset) // dtype.itemsize
+        if pointer.byte_offset < 0 or pointer.byte_offset % dtype.itemsize:
+            return f"{name} starts {pointer.byte_offset} bytes into `{slot.name}`"
+        if count > available:
+            return f"{name} has {count} elements, `{slot.name}` has {max(available, 0)} from there on"
+        slot.align = max(slot.align, dtype.itemsize)
+        return None
 
     def _check_bytes(self, pointer: Pointer, nbytes: int) -> None:
         slot = self.slots[pointer.slot]

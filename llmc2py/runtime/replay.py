@@ -10,9 +10,11 @@ from llmc2py.runtime.arrays import check_writable, device_scope, needs_scope, pa
 from llmc2py.runtime.backends import CompiledKernel
 from llmc2py.runtime.csemantics import scalar_bits
 from llmc2py.runtime.errors import LaunchError
+from llmc2py.runtime.gemm import Gemm
 from llmc2py.runtime.params import Param, scalar_type
-from llmc2py.runtime.plan import Launch, Memcpy, Memset, Plan, Pointer, Slot
+from llmc2py.runtime.plan import Launch, Memset, Operation, Plan, Pointer, Slot
 from llmc2py.runtime.poison import poison
+from llmc2py.runtime.products import product_step
 
 #: What a call runs: takes the addresses of its arrays, slot by slot. The list may be extended.
 Run = Callable[[list[int]], None]
@@ -114,10 +116,12 @@ def _with_scratch(plan: Plan, run: Run, scratch: Sequence[Slot]) -> Run:
     return run_with_scratch
 
 
-def _step(plan: Plan, operation: Launch | Memset | Memcpy) -> Step:
+def _step(plan: Plan, operation: Operation) -> Step:
     backend = plan.backend
     if isinstance(operation, Launch):
         return _launch_step(operation, _checked_kernel(plan, operation))
+    if isinstance(operation, Gemm):
+        return product_step(operation, backend.name)
     if isinstance(operation, Memset):
         target, value, nbytes = operation.target, operation.value, operation.nbytes
         return lambda pointers, stream: backend.memset(
