@@ -85,6 +85,14 @@ CONTENTS = {
         + [f"norm_kernel{n}" for n in range(1, 5)]
         + [f"global_norm{n}" for n in range(1, 5)]
     ),
+    "dev/cuda/matmul_forward.cu": (
+        "matmul_forward_cpu matmul_forward_kernel1 add_bias ld_vec st_vec matmul_forward_kernel4 matmul_forward1 "
+        "matmul_forward2 matmul_forward3 matmul_forward4 matmul_forward main"
+    ),
+    "dev/cuda/matmul_backward.cu": (
+        "matmul_backward_cpu matmul_backward_bias_kernel_naive matmul_backward_bias_kernel_faster matmul_backward1 "
+        "matmul_backward main"
+    ),
 }
 
 

@@ -94,25 +94,22 @@ __global__ void global_norm_aggregate_kernel(float* out, size_t count) {
 // ---------------------------------------------------------------------------------------------------------------
 // launchers; block sizes are multiples of 32
 
-template<typename T>
-void global_norm1(float* out, const T* values, size_t count, int block_size) {
-    assert(block_size % 32 == 0);
+template<typename T> void global_norm1(float* out, const T* values, size_t count, int block_size) {
+    assert(block_size % WARP_SIZE == 0);
     const int blocks = cuda_num_SMs * cuda_threads_per_SM / block_size;
     norm_kernel1<<<blocks, block_size>>>(out, values, count);
     cudaCheck(cudaGetLastError());
 }
 
-template<typename T>
-void global_norm2(float* out, const T* values, size_t count, int block_size) {
-    assert(block_size % 32 == 0);
+template<typename T> void global_norm2(float* out, const T* values, size_t count, int block_size) {
+    assert(block_size % WARP_SIZE == 0);
     const int blocks = cuda_num_SMs * cuda_threads_per_SM / block_size;
     norm_kernel2<T><<<blocks, block_size>>>(out, values, count);
     cudaCheck(cudaGetLastError());
 }
 
-template<typename T>
-void global_norm3(float* out, const T* values, size_t count, int block_size) {
-    assert(block_size % 32 == 0);
+template<typename T> void global_norm3(float* out, const T* values, size_t count, int block_size) {
+    assert(block_size % WARP_SIZE == 0);
     int resident = 0;
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, norm_kernel3<T>, block_size, 0));
     const int blocks = resident * cuda_num_SMs;
@@ -120,9 +117,8 @@ void global_norm3(float* out, const T* values, size_t count, int block_size) {
     cudaCheck(cudaGetLastError());
 }
 
-template<typename T>
-void global_norm4(float* out, const T* values, size_t count, int block_size) {
-    assert(block_size % 32 == 0);
+template<typename T> void global_norm4(float* out, const T* values, size_t count, int block_size) {
+    assert(block_size % WARP_SIZE == 0);
     // Small blocks must stay longer, since there may not be more of them than the second kernel takes.
     const int blocks = min(MAX_PARTIAL_SUMS, cuda_num_SMs * cuda_threads_per_SM / block_size);
     norm_kernel4<<<blocks, block_size>>>(out, values, count);
@@ -130,6 +126,7 @@ void global_norm4(float* out, const T* values, size_t count, int block_size) {
     global_norm_aggregate_kernel<<<1, MAX_PARTIAL_SUMS>>>(out, blocks);
     cudaCheck(cudaGetLastError());
 }
+static_assert(MAX_PARTIAL_SUMS % WARP_SIZE == 0, "the second kernel runs in whole warps");
 
 void global_norm(int kernel_num, float* out, const floatX* values, size_t count, int block_size) {
     switch (kernel_num) {
