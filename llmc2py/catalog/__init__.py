@@ -79,7 +79,7 @@ def _entry(table: dict[str, Any], file: str) -> CatalogEntry:
         forward=_pass(table["forward"]),
         backward=_pass(table.get("backward", {"recipe": ""})),
         extents={
-            name: {key: str(value) for key, value in extents.items()}
+            name: {key: _alternatives(value) for key, value in extents.items()}
             for name, extents in table.get("extents", {}).items()
         },
         reference_forward=str(reference["forward"]).strip(),
@@ -90,6 +90,11 @@ def _entry(table: dict[str, Any], file: str) -> CatalogEntry:
         fast_sizes=str(table.get("fast_sizes", "all")),
         reduction=reference.get("reduction"),
     )
+
+
+def _alternatives(value: object) -> tuple[str, ...]:
+    """``"N"`` or ``["N", "B * T * C"]``: the first that a launcher's parameters allow counts."""
+    return tuple(map(str, value)) if isinstance(value, list) else (str(value),)
 
 
 def _identifier(value: object) -> str:

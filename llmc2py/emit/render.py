@@ -258,8 +258,7 @@ def _launcher_doc(plan: LaunchPlan) -> list[str]:
 
 def _extent_checks(module: ModulePlan, plan: LaunchPlan) -> list[str]:
     extents = module.extents.get(plan.name, {})
-    known = {one.name for one in plan.parameters}
-    return [f"plan.check_extent({name}, {count}, {quoted(count)})" for name, count in extents.items() if name in known]
+    return [f"plan.check_extent({name}, {count}, {quoted(count)})" for name, count in extents.items()]
 
 
 # --- layers

@@ -22,7 +22,8 @@ class CatalogEntry:
 
     ``file`` names the TOML file, for messages. ``launchers`` and ``kernels`` of ``source`` are emitted in the op's
     module; ``uses`` are those of other modules (``file:name`` where they are of another file). ``extents`` gives the
-    number of elements by launcher and parameter.
+    number of elements by launcher (of any file in the tree: by the file's name) and parameter: alternatives, of which
+    the first counts whose names are all parameters of the launcher.
     """
 
     file: str
@@ -39,7 +40,7 @@ class CatalogEntry:
     outputs: tuple[ArraySpec, ...]
     forward: PassEntry
     backward: PassEntry
-    extents: dict[str, dict[str, str]]
+    extents: dict[str, dict[str, tuple[str, ...]]]
     reference_forward: str
     reference_backward: str
     c_references: tuple[CReferenceCall, ...]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import pathlib
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -233,16 +234,25 @@ class _PackageLowering:
             tuple(kernels),
             tuple(_callees_first(launchers)),
             {kernel.name: self.symbols[source, kernel.name] for kernel in kernels},
-            self._extents(source),
+            self._extents(source, launchers),
             self._imports(path, file, launchers, entry),
             op,
         )
 
-    def _extents(self, source: str) -> dict[str, dict[str, str]]:
-        """Every entry of a file may say how many elements a launcher's arrays have."""
-        return {
-            name: extents for entry in self.entries if entry.source == source for name, extents in entry.extents.items()
-        }
+    def _extents(self, source: str, launchers: list[LaunchPlan]) -> dict[str, dict[str, str]]:
+        """Return how many elements the arrays of each launcher have, as any entry says it of the launcher or file."""
+        found: dict[str, dict[str, str]] = {}
+        for plan in launchers:
+            names = {one.name for one in plan.parameters}
+            known = names | {"plan"}
+            for entry in self.entries:
+                told = entry.extents.get(source, {})
+                told = told | (entry.extents.get(plan.name, {}) if entry.source == source else {})
+                for array, alternatives in told.items():
+                    fitting = [one for one in alternatives if set(re.findall(r"(?<![.\w])[A-Za-z_]\w*", one)) <= known]
+                    if array in names and fitting:
+                        found.setdefault(plan.name, {})[array] = fitting[0]
+        return found
 
     def _imports(
         self, path: str, file: SourceFile, launchers: list[LaunchPlan], entry: CatalogEntry | None

@@ -214,8 +214,12 @@ class CallSite:
         except ZeroDivisionError as error:
             where = f" ({self.origin})" if self.origin else ""
             raise ValueError(f"{self.name}: these sizes lead to a division by zero{where}") from error
-        if any(array.size == 0 for _, array in named):
-            # Kernels index what they are given; an empty array leaves nothing to compute, whatever the grid says.
+        if any(
+            p.is_written and arg is not None and arg.size == 0
+            for p, arg in zip(self.params, args, strict=True)
+            if p.is_pointer
+        ):
+            # An empty result leaves nothing to compute, whatever the grid says.
             plan.operations = [operation for operation in plan.operations if not isinstance(operation, Launch)]
         return plan
 
