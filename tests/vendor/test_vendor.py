@@ -54,6 +54,13 @@ CONTENTS = {
         + [f"softmax_forward_online_kernel{n}" for n in (1, 2, 8)]
         + [f"softmax_forward_online{n}" for n in (1, 2, 8)]
     ),
+    "dev/cuda/attention_forward.cu": (
+        "attention_forward_cpu attention_query_key_kernel1 attention_softmax_kernel1 softmax_forward_kernel4 vec_at "
+        "softmax_forward_kernel5 attention_value_kernel1 attention_forward_kernel2 permute_kernel unpermute_kernel "
+        "scale_kernel attention_forward_fused1 attention_forward1 attention_forward2 attention_forward3 "
+        "attention_forward4 softmax_forward_kernel5_lowp permute_kernel_lowp unpermute_kernel_lowp attention_forward5 "
+        "fp32_to_lowp_kernel lowp_to_fp32_kernel attention_forward main"
+    ),
     "dev/cuda/trimat_forward.cu": (
         "trimul_cpu permute_kernel trimul_cublas trimul_global trimul_launcher matmul_tri_naive matmul_tri_registers "
         "ld_vec st_vec matmul_tri3 matmul_tri4 trimul_gpu main"
@@ -144,11 +151,11 @@ def test_headers_compile(tmp_path: Path, precision: str) -> None:
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
 @pytest.mark.parametrize("path", [path for path in CONTENTS if path.endswith(".cu")])
-def test_program_compiles(path: str) -> None:
-    compile_unit(TREE / path, *cublas_options(TREE / path))
+def test_program_compiles(path: str, tmp_path: Path) -> None:
+    compile_unit(TREE / path, *cublas_options(TREE / path, tmp_path))
 
 
-def cublas_options(program: Path) -> list[str]:
+def cublas_options(program: Path, links: Path) -> list[str]:
     """Where the headers of cuBLAS are, for a program that includes them; without them its test is skipped."""
     if "#define WITH_CUBLAS" not in program.read_text():
         return []
@@ -161,7 +168,10 @@ def cublas_options(program: Path) -> list[str]:
     toolkits = [Path(shutil.which("nvcc") or "").resolve().parents[1] / "include", Path("/usr/local/cuda/include")]
     for folder in [*toolkits, *installed]:
         if (folder / "cublas_v2.h").exists():
-            return [f"-I{folder}"]
+            # These alone: the other headers beside them may be of another version than the compiler.
+            for header in folder.glob("cublas*.h"):
+                (links / header.name).symlink_to(header)
+            return [f"-I{links}"]
     pytest.skip("the headers of cuBLAS are not there")
 
 
