@@ -6,53 +6,26 @@ import ast
 import itertools
 import os
 import re
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
-from llmc2py.runtime.cuda import compile_cubin
 from llmc2py.runtime.cuda.nvrtc import supported_architectures
 from llmc2py.runtime.dtypes import PRECISIONS
-from llmc2py.runtime.errors import CompileError, ToolMissingError
-from llmc2py.runtime.host.compiler import build_kernel
+from llmc2py.runtime.errors import ToolMissingError
 from llmc2py.runtime.kernel import Kernel
 from llmc2py.runtime.params import Binding, TemplateParam, TemplateValue
-from llmc2py.runtime.source import KernelRequest
+from llmc2py.verify.compile_worker import CPU, CompileRow, Job, compile_apart, compile_job
 from llmc2py.verify.packages import Package, load_package
 
+__all__ = ["ARCHITECTURES", "CompileRow", "compile_check", "kernels_of", "precisions_of", "slice_text"]
+
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
-_CPU = "cpu"
 
 # typedef float floatX; ... is in every slice whose file chooses a precision, and uses none itself.
 _TYPEDEF = re.compile(r"\btypedef\b[^;]*\bfloatX\s*;|\busing\s+floatX\s*=[^;]*;")
 _GUARD = re.compile(r"\s*#\s*(?P<word>if|ifdef|ifndef|endif)\b(?P<condition>.*)")
-
-
-@dataclass(frozen=True)
-class CompileRow:
-    """One kernel in one precision, compiled for one target (an architecture, or ``cpu``).
-
-    ``skipped`` says that it was not compiled at all; ``detail`` says why, or holds the compiler's errors.
-    """
-
-    module: str
-    kernel: str
-    precision: str
-    target: str
-    ok: bool
-    skipped: bool
-    seconds: float
-    detail: str
-
-
-@dataclass(frozen=True)
-class _Job:
-    module: str
-    request: KernelRequest
-    target: str
 
 
 def compile_check(
@@ -81,57 +54,63 @@ def compile_check(
         There is no such package.
     """
     loaded = load_package(package)
+    targets = [*architectures, *([CPU] if cpu else [])]
+    missing = _unusable(architectures)
     rows: list[CompileRow] = []
-    missing = _unusable([*architectures, *([_CPU] if cpu else [])])
-    jobs = [job for target in (*architectures, *([_CPU] if cpu else [])) for job in _jobs(loaded, target, rows)]
-    rows.sort(key=lambda row: (row.module, row.kernel))
+    jobs = [job for target in targets for job in _jobs(loaded, target, missing.get(target, ""), rows)]
     for row in rows:
         if progress is not None:
             progress(row)
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        for row in pool.map(lambda job: _compile(job, missing.get(job.target)), jobs):
+    workers = os.cpu_count() or 1
+    results: list[Future[CompileRow]] = [Future() for _ in jobs]
+    with ThreadPoolExecutor(workers) as pool:
+        for share in _shares(jobs, workers):
+            pool.submit(_run_share, [jobs[index] for index in share], [results[index] for index in share])
+        for result in results:
+            row = result.result()
             rows.append(row)
             if progress is not None:
                 progress(row)
     return rows
 
 
-def _compile(job: _Job, missing: str | None) -> CompileRow:
-    request = job.request
-    started = time.perf_counter()
+def _shares(jobs: Sequence[Job], workers: int) -> list[list[int]]:
+    """Return the positions of jobs by the task that does them: NVRTC's for as many processes as there are workers."""
+    apart = [index for index, job in enumerate(jobs) if _runs_apart(job)]
+    shares = [apart[worker::workers] for worker in range(workers)] if len(apart) > workers else []
+    done = {index for share in shares for index in share}
+    return [*shares, *([index] for index in range(len(jobs)) if index not in done)]
 
-    def row(ok: bool, skipped: bool, detail: str) -> CompileRow:
-        seconds = time.perf_counter() - started
-        return CompileRow(job.module, request.name, request.precision, job.target, ok, skipped, seconds, detail)
 
-    if missing:
-        return row(False, True, missing)
+def _runs_apart(job: Job) -> bool:
+    return job.target != CPU and not job.missing
+
+
+def _run_share(jobs: list[Job], results: list[Future[CompileRow]]) -> None:
+    """Compile jobs and set their results, or the exception that ended them."""
+    waiting = iter(results)
     try:
-        if job.target == _CPU:
-            build_kernel(request)
-        else:
-            compile_cubin(request, job.target)
-    except ToolMissingError as error:
-        return row(False, True, str(error))
-    except CompileError as error:
-        return row(False, False, str(error))
-    return row(True, False, "")
+        rows = compile_apart(jobs) if len(jobs) > 1 else map(compile_job, jobs)
+        for row in rows:
+            next(waiting).set_result(row)
+    except BaseException as fault:
+        for result in waiting:
+            result.set_exception(fault)
 
 
-def _unusable(targets: Iterable[str]) -> dict[str, str]:
-    """Return why targets cannot be compiled for, by target."""
-    wanted = [target for target in targets if target != _CPU]
+def _unusable(architectures: Sequence[str]) -> dict[str, str]:
+    """Return why NVRTC cannot compile for architectures, by their names."""
     try:
         known = supported_architectures()
     except ToolMissingError as error:
-        return dict.fromkeys(wanted, str(error))
-    return {target: f"this NVRTC does not know {target}" for target in wanted if target not in known}
+        return dict.fromkeys(architectures, str(error))
+    return {name: f"this NVRTC does not know {name}" for name in architectures if name not in known}
 
 
 # --- what there is to compile
 
 
-def _jobs(package: Package, target: str, rows: list[CompileRow]) -> Iterator[_Job]:
+def _jobs(package: Package, target: str, missing: str, rows: list[CompileRow]) -> Iterator[Job]:
     """Yield every kernel, instantiation and precision; kernels that cannot be instantiated become rows."""
     for module in package.modules():
         values = _launched_values(module)
@@ -140,7 +119,7 @@ def _jobs(package: Package, target: str, rows: list[CompileRow]) -> Iterator[_Jo
             for precision in precisions_of(kernel):
                 bindings = list(_bindings(kernel, precision, values.get(kernel.name, [])))
                 for binding in bindings:
-                    yield _Job(name, kernel.instance(binding).request, target)
+                    yield Job(name, kernel.instance(binding).request, target, missing)
                 if not bindings:
                     detail = "no launcher gives its template arguments"
                     rows.append(CompileRow(name, kernel.name, precision, target, False, True, 0.0, detail))
