@@ -112,9 +112,9 @@ def test_the_wheel_generates_outside_the_checkout(wheel_python: pathlib.Path, tm
     source = tmp_path / "kernels"
     shutil.copytree(ROOT / "vendor" / "llm.c", source)
     run(wheel_python.parent / "llmc2py", "generate", source, "--output", tmp_path / "generated", cwd=tmp_path)
-    for name in ("gelu.py", "gelu.cu", "layers.py", "references.py", "llmc2py.lock"):
-        written = (tmp_path / "generated" / name).read_text(encoding="utf-8")
-        assert written == (ROOT / "generated" / name).read_text(encoding="utf-8"), name
+    # The checkout's own command finds nothing to change in what the wheel wrote.
+    run(BIN / "llmc2py", "generate", source, "--output", tmp_path / "generated", "--check")
+    assert (tmp_path / "generated" / "layers.py").is_file()
 
 
 def test_the_wheel_runs_what_it_generated(wheel_python: pathlib.Path, tmp_path: pathlib.Path) -> None:
