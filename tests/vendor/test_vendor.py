@@ -22,6 +22,23 @@ CONTENTS = {
         "layernorm_forward_kernel3 layernorm_forward_kernel6 fused_residual_forward_kernel5 residual_forward_kernel "
         "layernorm_backward_kernel10 layernorm_forward residual_forward fused_residual_forward5 layernorm_backward"
     ),
+    "llmc/encoder.cuh": (
+        "encoder_forward_kernel3 wte_backward_kernel wpe_backward_kernel encoder_forward encoder_backward"
+    ),
+    "llmc/cublas_common.h": "cublasCheck",
+    "llmc/matmul.cuh": (
+        "matmul_backward_bias_kernel9 reduce_add_sum_kernel matmul_cublaslt matmul_forward_cublaslt matmul_backward"
+    ),
+    "llmc/attention.cuh": (
+        "permute_kernel permute_kernel_backward unpermute_kernel unpermute_kernel_backward softmax_forward_kernel5 "
+        "softmax_autoregressive_backward_inplace_kernel attention_forward attention_backward"
+    ),
+    "llmc/fused_classifier.cuh": "prepare_softmax_blockwide3 fused_classifier_kernel5 fused_classifier",
+    "llmc/adamw.cuh": "lerp adamw_update adamw_kernel3 init_from_master_kernel init_from_master",
+    "llmc/global_norm.cuh": (
+        "global_norm_squared_for_range global_norm_squared_kernel global_norm_aggregate_kernel get_max_num_block_sums "
+        "global_norm_squared"
+    ),
     "dev/cuda/common.h": (
         "ceil_div warpReduceSum blockReduce cuda_check load128 load128cs store128 store128cs store128cg "
         "make_random_float_01 make_random_float make_random_int make_zeros_float make_ones_float memcpy_convert "
@@ -141,12 +158,40 @@ def test_references_are_plain_c() -> None:
             )
 
 
+#: Headers that need no cuBLAS, and what instantiates their templates.
+PLAIN_HEADERS = """
+#include "llmc/gelu.cuh"
+#include "llmc/layernorm.cuh"
+#include "llmc/encoder.cuh"
+#include "llmc/fused_classifier.cuh"
+#include "llmc/adamw.cuh"
+#include "llmc/global_norm.cuh"
+cudaDeviceProp deviceProp;
+void use(floatX* x, float* f, int* i, cudaStream_t stream) {
+    fused_classifier(x, f, 1.0f, i, 1, 1, 1, 1, std::bool_constant<true>{}, stream);
+    fused_classifier(x, f, 1.0f, i, 1, 1, 1, 1, std::bool_constant<false>{}, stream);
+    fused_classifier_kernel5<true, true><<<1, 32>>>(x, f, x, 1.0f, i, 1, 1, 1, 1, std::bool_constant<true>{});
+    adamw_update(x, f, x, f, f, 1, 1, 1, 1, 1, 0.1f, 0.9f, 0.9f, 1, 1e-8f, 0.1f, 1.0f, 1u, stream);
+    init_from_master(x, f, 1, 1, 1, 1, 1u, stream);
+    global_norm_squared(f, x, 1, 1, 1, get_max_num_block_sums(i, 1), true, stream);
+}
+"""
+
+
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
 @pytest.mark.parametrize("precision", ["FP32", "FP16", "BF16"])
 def test_headers_compile(tmp_path: Path, precision: str) -> None:
     unit = tmp_path / "headers.cu"
-    unit.write_text('#include "llmc/gelu.cuh"\n#include "llmc/layernorm.cuh"\ncudaDeviceProp deviceProp;\n')
+    unit.write_text(PLAIN_HEADERS)
     compile_unit(unit, f"-DENABLE_{precision}", f"-I{TREE}")
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
+@pytest.mark.parametrize("precision", ["FP32", "FP16", "BF16"])
+def test_headers_with_cublas_compile(tmp_path: Path, precision: str) -> None:
+    unit = tmp_path / "headers.cu"
+    unit.write_text('#include "llmc/attention.cuh"\ncudaDeviceProp deviceProp;\n')
+    compile_unit(unit, f"-DENABLE_{precision}", f"-I{TREE}", cublas_include(tmp_path))
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
@@ -156,9 +201,12 @@ def test_program_compiles(path: str, tmp_path: Path) -> None:
 
 
 def cublas_options(program: Path, links: Path) -> list[str]:
-    """Where the headers of cuBLAS are, for a program that includes them; without them its test is skipped."""
-    if "#define WITH_CUBLAS" not in program.read_text():
-        return []
+    """Where the headers of cuBLAS are, for a program that includes them."""
+    return [cublas_include(links)] if "#define WITH_CUBLAS" in program.read_text() else []
+
+
+def cublas_include(links: Path) -> str:
+    """Where the headers of cuBLAS are, linked into a folder of their own; without them the test is skipped."""
     spec = importlib.util.find_spec("nvidia")
     installed = [
         folder
@@ -171,7 +219,7 @@ def cublas_options(program: Path, links: Path) -> list[str]:
             # These alone: the other headers beside them may be of another version than the compiler.
             for header in folder.glob("cublas*.h"):
                 (links / header.name).symlink_to(header)
-            return [f"-I{links}"]
+            return f"-I{links}"
     pytest.skip("the headers of cuBLAS are not there")
 
 
