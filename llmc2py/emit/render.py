@@ -173,6 +173,8 @@ def _param(parameter: Parameter, index: int) -> str:
 
 def _template_param(parameter: TemplateParameter) -> str:
     kind = "int" if CType(parameter.kind).is_integer and parameter.kind != "bool" else parameter.kind
+    # Any other type of a template parameter is that of a function.
+    kind = kind if kind in ("int", "bool", "type") else "function"
     default = f", default={parameter.default}" if parameter.default and parameter.default.isdigit() else ""
     return f"TemplateParam({quoted(parameter.name)}, {quoted(kind)}{default})"
 

@@ -205,6 +205,8 @@ class StatementReader:
 
     def _return_statement(self, node: Node) -> ir.Body:
         inner = named(node)
+        if inner and launch_of(inner[0]) is not None:
+            return (*self._effect(inner[0]), ir.Return(self.tree.span(node), None))
         return (ir.Return(self.tree.span(node), self.expressions.read(inner[0]) if inner else None),)
 
     def _break_statement(self, node: Node) -> ir.Body:

@@ -9,7 +9,7 @@ from llmc2py.frontend.syntax import Node, SyntaxTree, child, named, walk
 from llmc2py.ir import expressions as ir
 from llmc2py.ir.types import CType, canonical_name
 
-_NUMBER = re.compile(r"^(0[xX][0-9a-fA-F']+|0[bB][01']+|[0-9']+)([uUlLzZ]*)$")
+_NUMBER = re.compile(r"^([-+]?)(0[xX][0-9a-fA-F']+|0[bB][01']+|[0-9']+)([uUlLzZ]*)$")
 _NAMED_CASTS = frozenset({"static_cast", "reinterpret_cast", "const_cast"})
 _SCALARS = frozenset({"int", "unsigned int", "float", "double", "bool", "unsigned long", "long", "char", "long long"})
 
@@ -33,7 +33,7 @@ class ExpressionReader:
         """Return the expressions of several nodes."""
         return tuple(self.read(node) for node in nodes)
 
-    # 42, 0x10, 32U, 3UL, 1.5f, 1e-5
+    # 42, 0x10, 32U, 3UL, 1.5f, 1e-5; the grammar takes the sign of -1 for a part of it
     def _number_literal(self, node: Node) -> ir.Expression:
         span, text = self.tree.span(node), self.tree.text(node)
         integer = _NUMBER.match(text)
@@ -43,10 +43,11 @@ class ExpressionReader:
                 return ir.Number(span, float(body.replace("'", "")), CType("float" if text[-1] in "fF" else "double"))
             except ValueError:
                 return ir.Unreadable(span, text, "is no number that can be read")
-        digits, suffix = integer[1].replace("'", ""), integer[2].lower()
+        sign, digits, suffix = integer[1], integer[2].replace("'", ""), integer[3].lower()
         value = int(digits, 0) if not re.fullmatch(r"0\d+", digits) else int(digits, 8)
         base = "long" if "l" in suffix or "z" in suffix or value >= 2**31 else "int"
-        return ir.Number(span, value, CType(f"unsigned {base}" if "u" in suffix else base))
+        number = ir.Number(span, value, CType(f"unsigned {base}" if "u" in suffix else base))
+        return ir.Unary(span, "-", number) if sign == "-" else number
 
     def _true(self, node: Node) -> ir.Expression:
         return ir.Number(self.tree.span(node), 1, CType("bool"))

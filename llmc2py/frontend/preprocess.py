@@ -89,6 +89,7 @@ class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
         self.includes: dict[str, None] = {}
         self.system_headers: dict[str, None] = {}
         self._relative: dict[str, str] = {}
+        self._varying: set[str] = set()
 
     def relative(self, path: str) -> str:
         """Return a path as seen from the root; pcpp gives paths from the working directory."""
@@ -188,12 +189,25 @@ class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
         if name == "define" and words and words[0] in PRECISION_MACROS:
             # The caller's arrays choose the precision, not the file.
             raise pcpp.OutputDirective(pcpp.Action.IgnoreAndRemove)
+        if name == "define" and ifpassthru and self._varies(toks):
+            raise pcpp.OutputDirective(pcpp.Action.IgnoreAndPassThrough)
         if name == "pragma" and words != ["once"]:
             raise pcpp.OutputDirective(pcpp.Action.IgnoreAndRemove)
         if name in ("error", "warning"):
             raise pcpp.OutputDirective(pcpp.Action.IgnoreAndRemove)
         super().on_directive_handle(directive, toks, ifpassthru, precedingtoks)
         return None if ifpassthru else True
+
+    def _varies(self, toks: list[Any]) -> bool:
+        """Whether a macro has different values under different open conditions: the text has to go on naming it."""
+        name, body = toks[0].value, [tok.value for tok in toks[1:] if not tok.value.isspace()]
+        if not body or toks[1].value == "(":
+            return False
+        known = self.macros.get(name)
+        if known is not None and [tok.value for tok in known.value if not tok.value.isspace()] != body:
+            del self.macros[name]
+            self._varying.add(name)
+        return name in self._varying
 
     def on_error(self, file: str, line: int, msg: str) -> None:
         self._report(Severity.WARNING, file, line, f"preprocessor: {msg}")

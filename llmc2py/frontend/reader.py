@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from llmc2py.diagnostics import Diagnostic, Severity, SourceSpan, UsageError
 from llmc2py.frontend.creference import parse_references
 from llmc2py.frontend.declarations import FunctionHeader, read_header, read_template
-from llmc2py.frontend.hostcode import StatementReader, launch_sites
+from llmc2py.frontend.hostcode import StatementReader, launch_of, launch_sites
 from llmc2py.frontend.intents import IntentAnalysis
 from llmc2py.frontend.items import Declaration, declarations, kernel_words, read_item
 from llmc2py.frontend.preprocess import HeaderCache, PreprocessedText, preprocess
@@ -20,11 +20,12 @@ from llmc2py.frontend.scope import ScopeReader
 from llmc2py.frontend.slicer import Slicer
 from llmc2py.frontend.syntax import Node, SyntaxTree, child, errors, parse, walk
 from llmc2py.ir.conditions import precisions_of
-from llmc2py.ir.library import Item, Kernel, Launcher, Library, Parameter, Reference, Scope, SourceFile
+from llmc2py.ir.library import Intent, Item, Kernel, Launcher, Library, Parameter, Reference, Scope, SourceFile
 
 CUDA_SUFFIXES = frozenset({".cu", ".cuh"})
 #: Plain headers are read on their own where kernels may be in them.
 _HEADER_SUFFIXES = frozenset({".h", ".hpp", ".hh", ".hxx", ".inl"})
+_WRITING = frozenset({Intent.OUT, Intent.INOUT, Intent.ACCUMULATE})
 _LARGEST_FILE = 8 << 20
 _PACKAGE_MARK = "llmc2py.lock"
 
@@ -179,12 +180,13 @@ class UnitReader:
         return found
 
     def _kernels(self) -> Iterable[Kernel]:
+        passed = self._template_arguments()
         for item, declaration in zip(self.items, self.declarations, strict=True):
             header = self._header(declaration.function)
             if header is None or declaration.function is None or not _is_kernel(item):
                 continue
             own = item.span.file == self.text.file
-            part, found = self.slicer.slice(item, header.name)
+            part, found = self.slicer.slice(item, header.name, passed.get(header.name, ()))
             self.diagnostics += found if own else []
             yield Kernel(
                 header.name,
@@ -197,6 +199,23 @@ class UnitReader:
                 None if found else part,
             )
 
+    def _template_arguments(self) -> dict[str, set[str]]:
+        """Return the names that launches pass to each kernel as template arguments: ``kernel<function><<<…>>>()``."""
+        found: dict[str, set[str]] = {}
+        if b"<<<" not in self.tree.source:
+            return found
+        for node in walk(self.tree.root):
+            if node.type == "call_expression" and launch_of(node) is not None:
+                function = child(node, "function")
+                if function.type == "template_function":
+                    names = {
+                        self.tree.text(item)
+                        for item in walk(child(function, "arguments"))
+                        if item.type.endswith("identifier")
+                    }
+                    found.setdefault(self.tree.text(child(function, "name")), set()).update(names)
+        return found
+
     def _kernel_parameters(self, node: Node, header: FunctionHeader, *, with_intents: bool) -> tuple[Parameter, ...]:
         """Return the parameters, types resolved; intents are left out for kernels of included files."""
         accesses = self.intents.analyse(node) if with_intents else {}
@@ -207,8 +226,10 @@ class UnitReader:
             if not ctype.is_pointer or access is None:
                 found.append(replace(parameter, type=ctype))
                 continue
+            # What a function that is not known here may do with a pointer ends at const.
+            intent = Intent.IN if ctype.const and access.intent in _WRITING else access.intent
             found.append(
-                replace(parameter, type=ctype, intent=access.intent, alignment=access.width, nullable=access.nullable)
+                replace(parameter, type=ctype, intent=intent, alignment=access.width, nullable=access.nullable)
             )
         return tuple(found)
 

@@ -10,7 +10,7 @@ from llmc2py.frontend.hostexpressions import ExpressionReader
 from llmc2py.frontend.items import Declaration
 from llmc2py.frontend.syntax import Node, SyntaxTree, child, named, walk
 from llmc2py.ir.conditions import PRECISIONS, holds
-from llmc2py.ir.expressions import Expression, Number, TemplateArgument
+from llmc2py.ir.expressions import Expression, Number, TemplateArgument, Unreadable
 from llmc2py.ir.library import ClassConstant, Item, TypeAlias
 from llmc2py.ir.types import CType, canonical_name
 
@@ -124,7 +124,7 @@ class ScopeReader:
             self.constants[prefix + self.tree.text(child(item, "name"))] = read
 
     def _read_assignments(self, items: list[Item]) -> None:
-        """Add every value that some function gives to a global."""
+        """Add every value that some function gives to a global; one whose address is passed may get any."""
         for declaration, item in zip(self.declarations, items, strict=True):
             if declaration.function is None or not item.uses & self.globals.keys():
                 continue
@@ -133,6 +133,10 @@ class ScopeReader:
                     name = self.tree.text(child(node, "left"))
                     if name in self.globals:
                         self.globals[name].append(self.expressions.read(child(node, "right")))
+                elif node.type in ("pointer_expression", "update_expression"):
+                    name, text = self.tree.text(child(node, "argument")), self.tree.text(node)
+                    if name in self.globals and not text.startswith("*"):
+                        self.globals[name].append(Unreadable(self.tree.span(node), text, "changes a global"))
 
 
 def _choose_alias(versions: list[tuple[tuple[str, ...], TypeAlias]]) -> TypeAlias:

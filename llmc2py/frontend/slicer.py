@@ -39,11 +39,18 @@ class Slicer:
             for name in item.defines:
                 self.by_name[name].append(item)
 
-    def slice(self, kernel: Item, name: str) -> tuple[Slice, list[Diagnostic]]:
-        """Return the slice of one kernel, and an error for every host function that it reaches."""
+    def slice(self, kernel: Item, name: str, passed: Iterable[str] = ()) -> tuple[Slice, list[Diagnostic]]:
+        """Return the slice of one kernel, and an error for every host function that it reaches.
+
+        ``passed`` are names that launches pass to the kernel as template arguments.
+        """
         chosen: dict[int, Item] = {kernel.order: kernel}
         diagnostics: list[Diagnostic] = []
         pending = [kernel]
+        for target in (target for used in sorted(passed) for target in self.by_name.get(used, ())):
+            if target.order not in chosen and self._usable(target, name):
+                chosen[target.order] = target
+                pending.append(target)
         while pending:
             item = pending.pop()
             diagnostics += self._library_calls(name, item)

@@ -15,6 +15,29 @@ from llmc2py.diagnostics import SourceError, SourceSpan
 from llmc2py.ir import expressions as ir
 from llmc2py.ir.library import Launcher, Scope
 from llmc2py.ir.types import BOOL, FLOATING_TYPES, INT, INTEGER_TYPES, SIZE_T, CType, canonical_name, promote
+from llmc2py.lower.lowered import (
+    AND,
+    ATOM,
+    COMPARE,
+    LAND,
+    LOR,
+    NOT,
+    OR,
+    PRODUCT,
+    SHIFT,
+    SUM,
+    TERNARY,
+    UNARY,
+    XOR,
+    Lowered,
+    compared,
+    holds,
+    meeting,
+    promoted,
+    stored,
+    truth,
+    wrapped,
+)
 
 DIM3 = CType("dim3")
 STATUS = CType("cudaError_t")
@@ -37,8 +60,6 @@ _SIZES = {
 _MATH = frozenset({"ceil", "floor", "sqrt", "log2", "log", "exp", "pow", "fabs", "log10"})
 _STATUS_NAMES = frozenset({"cudaSuccess", "CUBLAS_STATUS_SUCCESS"})
 
-# Python's precedence of what is emitted, loosest first.
-ATOM, UNARY, PRODUCT, SUM, SHIFT, AND, XOR, OR, COMPARE, NOT, LAND, LOR, TERNARY = range(13, 0, -1)
 _OPERATORS = {
     "*": ("*", PRODUCT), "/": ("//", PRODUCT), "%": ("%", PRODUCT), "+": ("+", SUM), "-": ("-", SUM),
     "<<": ("<<", SHIFT), ">>": (">>", SHIFT), "&": ("&", AND), "^": ("^", XOR), "|": ("|", OR),
@@ -47,20 +68,6 @@ _OPERATORS = {
 }  # fmt: skip
 #: Operations on two natural numbers that are carried out at once, so that ``sizeof(int4) / sizeof(float)`` reads 4.
 _FOLDED = {"*": int.__mul__, "/": int.__floordiv__, "%": int.__mod__, "+": int.__add__}
-
-
-@dataclass(frozen=True)
-class Lowered:
-    """A Python expression: text, C type, how tightly it binds, and whether it is known not to be negative."""
-
-    text: str
-    type: CType
-    level: int = ATOM
-    is_natural: bool = False
-
-    def at(self, level: int) -> str:
-        """Return the text, in parentheses where an operator of this level needs them."""
-        return self.text if self.level >= level else f"({self.text})"
 
 
 @dataclass(frozen=True)
@@ -145,11 +152,17 @@ class ExpressionLowering:
         return self._ask(node.span, node.name)
 
     def _qualified(self, node: ir.Name) -> Lowered:
-        """``x128::size``: a static constant of a class, its template parameters replaced."""
+        """``x128::size``: a static constant of a class, its template parameters replaced; ``decltype(n)::value``."""
         owner, _, member = node.name.rpartition("::")
+        carrier = re.fullmatch(r"(?:std::)?(?:decltype|remove_reference_t<decltype)\((\w+)\)>?", owner)
+        if carrier is not None and member == "value":
+            return self._name(ir.Name(node.span, carrier[1]))
         alias = self.environment.scope.aliases.get(owner)
         base = alias.type.base if alias else owner.split("<")[0]
         constant = self.environment.scope.class_constants.get((base, member))
+        is_namespace = alias is None and all(name != base for name, _ in self.environment.scope.class_constants)
+        if constant is None and is_namespace and member in self.environment.scope.constants:
+            return self.lower(self.environment.scope.constants[member])
         if constant is None:
             raise SourceError(node.span, f"{node.name} is no constant that is known")
         arguments = alias.arguments if alias else tuple(
@@ -187,17 +200,15 @@ class ExpressionLowering:
         if operand is None:
             return self._address(node)
         if node.operator == "-":
-            result = f"-{operand.at(UNARY)}"
-            return (
-                self._wrapped(result, operand.type)
-                if operand.type.is_unsigned
-                else Lowered(result, operand.type, UNARY)
-            )
+            result, ctype = f"-{operand.at(UNARY)}", promoted(operand.type)
+            return wrapped(result, ctype) if ctype.is_unsigned else Lowered(result, ctype, UNARY)
         if node.operator == "!":
             text = f"{operand.at(COMPARE)} is None" if operand.type.is_pointer else f"not {operand.at(NOT)}"
             return Lowered(text, BOOL, COMPARE if operand.type.is_pointer else NOT)
         if node.operator in "~+":
-            return Lowered(f"{node.operator}{operand.at(UNARY)}", operand.type, UNARY)
+            result, ctype = f"{node.operator}{operand.at(UNARY)}", promoted(operand.type)
+            is_wrapped = node.operator == "~" and ctype.is_unsigned
+            return wrapped(result, ctype) if is_wrapped else Lowered(result, ctype, UNARY)
         raise SourceError(node.span, f"operator {node.operator} reads device memory; a launcher's plan cannot")
 
     def _address(self, node: ir.Unary) -> Lowered:
@@ -244,7 +255,7 @@ class ExpressionLowering:
         if node.operator == "&&" and right.type == CType("char", 1, True):
             return left  # assert(c && "what it means"): the text is always true
         operator, level = _OPERATORS[node.operator]
-        left, right = _truth(left), _truth(right)
+        left, right = truth(left), truth(right)
         return Lowered(f"{left.at(level)} {operator} {right.at(level + 1)}", BOOL, level)
 
     def _arithmetic(self, node: ir.Binary, left: Lowered, right: Lowered) -> Lowered:
@@ -255,17 +266,23 @@ class ExpressionLowering:
             value = _FOLDED[node.operator](int(left.text), int(right.text))
             return Lowered(str(value), promote(left.type, right.type), is_natural=True)
         ctype = INT if UNKNOWN in (left.type, right.type) else promote(left.type, right.type)
-        natural = left.is_natural and right.is_natural
-        if level == COMPARE:
+        if level == SHIFT:
+            ctype = promoted(left.type)
+        elif level == COMPARE:
             return self._comparison(node, operator, left, right)
+        else:
+            left, right = meeting(left, ctype), meeting(right, ctype)
+        natural = left.is_natural and right.is_natural
         if node.operator == "/" and ctype.is_floating:
             operator = "/"
         elif node.operator in "/%" and not natural:
             function = "idiv" if node.operator == "/" else "imod"
             return Lowered(f"{function}({left.text}, {right.text})", ctype)
         text = f"{left.at(level)} {operator} {right.at(level + 1)}"
-        if node.operator == "-" and ctype.is_unsigned and not (isinstance(node.right, ir.Number) and natural):
-            return self._wrapped(text, ctype)
+        below = node.operator == "-" and not (isinstance(node.right, ir.Number) and natural)
+        above = node.operator in ("+", "*", "<<") and (left.is_wrapped or right.is_wrapped)
+        if ctype.is_unsigned and (below or above):
+            return wrapped(text, ctype)
         return Lowered(text, ctype, level, is_natural=natural and node.operator != "-")
 
     def _comparison(self, node: ir.Binary, operator: str, left: Lowered, right: Lowered) -> Lowered:
@@ -274,15 +291,14 @@ class ExpressionLowering:
             dividend, divisor = self.lower(node.left.left), self.lower(node.left.right)
             text = f"{dividend.at(PRODUCT)} % {divisor.at(UNARY)}"
             return Lowered(f"{text} {operator} 0", BOOL, COMPARE)
-        return Lowered(f"{left.at(SHIFT)} {operator} {right.at(SHIFT)}", BOOL, COMPARE)
-
-    def _wrapped(self, text: str, ctype: CType) -> Lowered:
-        return Lowered(f'wrap({text}, "{ctype.base}")', ctype, is_natural=True)
+        left, right = compared(left, right)
+        return Lowered(f"{left.at(OR)} {operator} {right.at(OR)}", BOOL, COMPARE)
 
     # c ? a : b
     def _conditional(self, node: ir.Conditional) -> Lowered:
         condition, one, other = (self.lower(part) for part in (node.condition, node.consequence, node.alternative))
         ctype = one.type if one.type.is_pointer or one.type == DIM3 else promote(one.type, other.type)
+        one, other = meeting(one, ctype), meeting(other, ctype)
         text = f"{one.at(LOR)} if {condition.at(LOR)} else {other.at(TERNARY)}"
         return Lowered(text, ctype, TERNARY, is_natural=one.is_natural and other.is_natural)
 
@@ -298,7 +314,7 @@ class ExpressionLowering:
             same = operand.type.is_pointer and operand.type.base == ctype.base
             text = operand.text if same or operand.text == "None" else f'{operand.at(ATOM)}.cast("{ctype.base}*")'
             return Lowered(text, ctype)
-        if ctype.is_integer and operand.type.is_integer and _holds(ctype, operand):
+        if ctype.is_integer and operand.type.is_integer and holds(ctype, operand):
             return Lowered(operand.text, ctype, operand.level, operand.is_natural)
         if ctype.base in INTEGER_TYPES or ctype.base in FLOATING_TYPES:
             return Lowered(f'c_cast({operand.text}, "{ctype.base}")', ctype)
@@ -358,11 +374,9 @@ class ExpressionLowering:
     # block_sizes[i]
     def _index(self, node: ir.Index) -> Lowered:
         owner = self.lower(node.object)
-        if owner.type.is_pointer and not (isinstance(node.object, ir.Name) and owner.type.const):
+        if owner.type != UNKNOWN:
             raise SourceError(node.span, "an element of device memory is read; a launcher's plan cannot")
-        return Lowered(
-            f"{owner.at(ATOM)}[{self.text(node.index)}]", owner.type.pointee if owner.type.is_pointer else INT
-        )
+        return Lowered(f"{owner.at(ATOM)}[{self.text(node.index)}]", INT)
 
     # {1, 2, 3}
     def _initializerlist(self, node: ir.InitializerList) -> Lowered:
@@ -373,17 +387,19 @@ class ExpressionLowering:
         name = node.function.removeprefix("std::").removeprefix("::")
         if name in ("min", "max") and len(node.arguments) == 2:
             one, other = (self.lower(argument) for argument in node.arguments)
+            ctype = promote(one.type, other.type)
+            one, other = meeting(one, ctype), meeting(other, ctype)
             natural = one.is_natural and other.is_natural
-            return Lowered(f"{name}({one.text}, {other.text})", promote(one.type, other.type), is_natural=natural)
+            return Lowered(f"{name}({one.text}, {other.text})", ctype, is_natural=natural)
         if name.removesuffix("f") in _MATH:
             arguments = ", ".join(self.text(argument) for argument in node.arguments)
             return Lowered(f"math.{name.removesuffix('f')}({arguments})", CType("double"))
         inlined = self._inline(node)
         if inlined is not None:
-            return self.lower(inlined)
+            return inlined
         raise SourceError(node.span, f"a call of {node.function}() cannot be lowered")
 
-    def _inline(self, node: ir.Call) -> ir.Expression | None:
+    def _inline(self, node: ir.Call) -> Lowered | None:
         """``ceil_div(a, b)``: a host function of a single return is replaced by what it returns."""
         for function in self.environment.functions.values():
             if function.name != node.function or len(function.parameters) != len(node.arguments):
@@ -391,7 +407,7 @@ class ExpressionLowering:
             returned = getattr(function.body[0], "value", None) if len(function.body) == 1 else None
             if isinstance(returned, ir.Expression):
                 names = {one.name: value for one, value in zip(function.parameters, node.arguments, strict=True)}
-                return _with_names(returned, names)
+                return stored(self.lower(_with_names(returned, names)), function.returns)
         return None
 
     def _unreadable(self, node: ir.Unreadable) -> Lowered:
@@ -403,22 +419,6 @@ class ExpressionLowering:
         if alias is None or alias.arguments:
             return CType(canonical_name(ctype.base), ctype.pointers, ctype.const)
         return CType(alias.type.base, alias.type.pointers + ctype.pointers, ctype.const)
-
-
-def _truth(value: Lowered) -> Lowered:
-    """A pointer is true where it is not null."""
-    return Lowered(f"{value.at(COMPARE)} is not None", BOOL, COMPARE) if value.type.is_pointer else value
-
-
-def _holds(target: CType, operand: Lowered) -> bool:
-    """Whether a conversion keeps every value that a launcher works with.
-
-    Sizes that are not negative pass through the 32-bit types unchanged: what is too large is refused where a kernel's
-    parameter takes it, instead of being wrapped here.
-    """
-    if operand.is_natural and INTEGER_TYPES[target.base] >= INTEGER_TYPES["int"]:
-        return True
-    return INTEGER_TYPES[target.base] >= INTEGER_TYPES[operand.type.base] and not target.is_unsigned
 
 
 def _ceil_div_operands(node: ir.Binary) -> tuple[ir.Expression, ir.Expression] | None:

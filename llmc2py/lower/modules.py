@@ -327,7 +327,7 @@ def _uncallable(kernel: Kernel) -> str:
     """Return why a kernel's parameters cannot be given from Python ("" where they can)."""
     types = {one.name for one in kernel.template if one.kind == "type"}
     for one in kernel.template:
-        if one.kind not in _TEMPLATE_KINDS:
+        if one.kind not in _TEMPLATE_KINDS and (one.kind == "pack" or not one.kind.isidentifier()):
             return f"template parameter {one.name} is a {one.kind}"
     known = INTEGER_TYPES.keys() | FLOATING_TYPES | types
     values = {one.name for one in kernel.template if one.kind != "type"}

@@ -117,7 +117,10 @@ class Param:
 
 @dataclass(frozen=True)
 class TemplateParam:
-    """A template parameter: a type (deduced from array dtypes where it can be), an integer or a truth value."""
+    """A template parameter: a type (deduced from array dtypes where it can be), a number, a truth value, a function.
+
+    ``kind`` is ``"type"``, ``"int"``, ``"bool"`` or ``"function"`` (the name of a device function of the source).
+    """
 
     name: str
     kind: str = "type"
@@ -129,6 +132,10 @@ class TemplateParam:
             return c_int(given, "long long", self.name, callee)
         if self.kind == "bool":
             return c_bool(given, self.name, callee)
+        if self.kind == "function":
+            if isinstance(given, str) and given.isidentifier():
+                return given
+            raise TypeError(f"{callee}: template parameter `{self.name}` is {given!r}; it takes a function's name")
         return type_name(given, f"{callee}: template parameter `{self.name}`")
 
 
