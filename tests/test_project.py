@@ -13,6 +13,8 @@ import venv
 
 import pytest
 
+from llmc2py import catalog
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BIN = pathlib.Path(sys.executable).parent
 ORIGINALITY = ROOT.parent / "shared" / "originality.py"
@@ -190,6 +192,12 @@ def test_commands_of_the_documents_exist() -> None:
     }
     assert shown
     assert shown <= known
+
+
+def test_every_key_of_the_catalogue_is_described() -> None:
+    text = (ROOT / "docs" / "catalogue.md").read_text(encoding="utf-8")
+    missing = [key for key in sorted(catalog._KEYS) if f"`{key}`" not in text and f"`[{key}]`" not in text]
+    assert not missing
 
 
 def test_no_package_registry_is_named() -> None:
