@@ -71,6 +71,13 @@ CONTENTS = {
         + [f"softmax_forward_online_kernel{n}" for n in (1, 2, 8)]
         + [f"softmax_forward_online{n}" for n in (1, 2, 8)]
     ),
+    "dev/cuda/attention_backward.cu": " ".join(
+        ["attention_forward_cpu", "attention_backward_cpu", "permute_kernel", "permute_kernel_backward"]
+        + ["unpermute_kernel", "unpermute_kernel_backward", "vec_at", "softmax_forward_kernel5", "dispatch_launch"]
+        + ["attention_forward", "attention_backward1", "attention_backward", "main"]
+        + [f"softmax_autoregressive_backward_kernel{n}" for n in range(1, 9)]
+        + [f"launch_softmax_{n}" for n in range(1, 9)]
+    ),
     "dev/cuda/attention_forward.cu": (
         "attention_forward_cpu attention_query_key_kernel1 attention_softmax_kernel1 softmax_forward_kernel4 vec_at "
         "softmax_forward_kernel5 attention_value_kernel1 attention_forward_kernel2 permute_kernel unpermute_kernel "
@@ -116,6 +123,13 @@ CONTENTS = {
     "dev/cuda/matmul_backward.cu": (
         "matmul_backward_cpu matmul_backward_bias_kernel_naive matmul_backward_bias_kernel_faster matmul_backward1 "
         "matmul_backward main"
+    ),
+    "dev/cuda/classifier_fused.cu": " ".join(
+        ["softmax_forward_cpu", "crossentropy_forward_cpu", "crossentropy_softmax_backward_cpu", "vec_at"]
+        + [f"prepare_softmax{suffix}" for suffix in ("", *(f"_blockwide{n}" for n in ("", "_nofloat4", "2", "3")))]
+        + [f"fused_classifier_kernel{n}" for n in range(1, 6)]
+        + [f"fused_classifier{n}" for n in range(1, 6)]
+        + ["fused_classifier", "main"]
     ),
 }
 

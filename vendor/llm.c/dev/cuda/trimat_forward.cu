@@ -107,8 +107,7 @@ template<matmul_fn_ptr matmul_tri>
 void trimul_launcher(float* out, const float* inp, int B, int T, int C, int NH) {
     assert(C % NH == 0);
     const int tiles = ceil_div(T, TRI_TILE);
-    const dim3 grid(tiles, tiles, B * NH);
-    trimul_global<matmul_tri><<<grid, dim3(TRI_THREADS, TRI_THREADS)>>>(out, inp, T, C, NH);
+    trimul_global<matmul_tri><<<dim3(tiles, tiles, B * NH), dim3(TRI_THREADS, TRI_THREADS)>>>(out, inp, T, C, NH);
     cudaCheck(cudaGetLastError());
 }
 
