@@ -172,7 +172,7 @@ class ExpressionLowering:
         lowered = self.lower(_with_types(constant.value, replaced))
         if lowered.text.isdigit():
             return lowered
-        name = python_name(node.name.replace("::", "_"))
+        name = python_name(re.sub(r"\W+", "_", node.name).strip("_"))
         self.environment.hoisted[name] = lowered.text
         return Lowered(name, lowered.type, is_natural=True)
 
