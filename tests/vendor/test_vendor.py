@@ -131,6 +131,19 @@ CONTENTS = {
         + [f"fused_classifier{n}" for n in range(1, 6)]
         + ["fused_classifier", "main"]
     ),
+    "dev/cuda/matmul_backward_bias.cu": " ".join(
+        ["isPowerOfTwo", "largestPowerOfTwoLessOrEqual", "matmul_backward_bias_cpu", "cast_and_add_kernel"]
+        + [f"matmul_backward_bias_kernel{n}" for n in (1, 2, 3, 4, 5, 7, 8, 9)]
+        + ["reduce_add_sum_kernel"]
+        + [f"matmul_backward_bias{n}" for n in (1, 2, 3, 4, 5, 7, 8, 9)]
+        + ["matmul_backward_bias", "main"]
+    ),
+    "train_gpt2.c": " ".join(
+        f"{op}_{way}"
+        for op in ("encoder", "layernorm", "matmul", "attention", "gelu", "residual")
+        for way in ("forward", "backward")
+    )
+    + " matmul_forward_naive softmax_forward crossentropy_forward crossentropy_softmax_backward",
 }
 
 
