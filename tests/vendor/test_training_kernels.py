@@ -253,3 +253,62 @@ def test_bias_gradient(bench: Bench, B: int, T: int, OC: int) -> None:
     add: Callable[..., None] = bench.reduce_add_sum_kernel[ceil_div(OC, 64), 64]
     add(dbias, lines, OC, down)
     bench.check(dbias, wide(before) + sums, scale=3)
+
+
+def gelu(x: Any) -> Any:
+    return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+@pytest.mark.parametrize("gelu_fusion", [None, 1, 2])
+@pytest.mark.parametrize(("B", "T", "C", "OC"), [(1, 2, 8, 16), (2, 50, 24, 40)])
+def test_linear(bench: Bench, B: int, T: int, C: int, OC: int, gelu_fusion: int | None) -> None:
+    inp, weight, bias = bench.array(B * T, C), bench.array(OC, C, spread=0.3), bench.array(OC)
+    sums = wide(inp) @ wide(weight).T + wide(bias)
+    out, pre_gelu = bench.unwritten(B * T, OC), bench.unwritten(B * T, OC)
+    if gelu_fusion is None:
+        bench.matmul_forward_cublaslt(out, inp, weight, bias, B, T, C, OC)
+        bench.check(out, sums, scale=2)
+    else:
+        bench.matmul_forward_cublaslt(out, inp, weight, bias, B, T, C, OC, pre_gelu, gelu_fusion)
+        bench.check(pre_gelu, sums, scale=2)
+        bench.check(out, gelu(sums), scale=3)
+
+    dout, dinp = bench.array(B * T, OC), bench.unwritten(B * T, C)
+    dweight, dbias, buffer = weight.copy(), bias.copy(), bench.unwritten(1 << 16, dtype=np.float32)
+    arguments = [dinp, dweight, dbias, dout, inp, weight, buffer, B, T, C, OC]
+    wanted = wide(dout) @ wide(weight)
+    if gelu_fusion == 2:  # 1 leaves the GeLU to a kernel that takes other sizes than these
+        before = bench.array(B * T, C)
+        arguments += [before, gelu_fusion]
+        step = 1e-5
+        wanted *= (gelu(wide(before) + step) - gelu(wide(before) - step)) / (2 * step)
+    bench.matmul_backward(*arguments)
+    bench.check(dinp, wanted, scale=4)
+    bench.check(dweight, wide(weight) + wide(dout).T @ wide(inp), scale=4)
+    bench.check(dbias, wide(bias) + wide(dout).sum(0), scale=4)
+
+
+@pytest.mark.parametrize(("B", "T", "NH", "HS"), [(1, 1, 1, 8), (2, 9, 3, 8), (1, 40, 2, 16)])
+def test_attention(bench: Bench, B: int, T: int, NH: int, HS: int) -> None:
+    C = NH * HS
+    packed, dout = bench.array(B, T, 3, NH, HS), bench.array(B, T, NH, HS)
+    q, k, v = wide(packed).transpose(2, 0, 3, 1, 4)
+    visible = np.where(np.triu(np.ones((T, T), bool), 1), -np.inf, q @ k.swapaxes(2, 3) / np.sqrt(HS))
+    shares = np.exp(visible - visible.max(-1, keepdims=True))
+    shares /= shares.sum(-1, keepdims=True)
+
+    # What comes as input is used as scratch, for the scores too.
+    scratch = np.resize(packed.ravel(), max(packed.size, B * NH * T * T)).copy()
+    out, qkvr, att = bench.unwritten(B, T, C), bench.unwritten(3, B, NH, T, HS), bench.unwritten(B, NH, T, T)
+    bench.attention_forward(out, qkvr, att, scratch, B, T, C, NH)
+    bench.check(att, shares, scale=3)
+    bench.check(out, (shares @ v).swapaxes(1, 2).reshape(B, T, C), scale=3)
+
+    dinp, dqkvr = bench.unwritten(B, T, 3, NH, HS), bench.unwritten(3, B, NH, T, HS)
+    datt, scratch = bench.unwritten(B, NH, T, T), bench.unwritten(B, T, C)
+    bench.attention_backward(dinp, dqkvr, datt, scratch, dout.reshape(B, T, C), qkvr, att, B, T, C, NH)
+    dy = wide(dout).swapaxes(1, 2)
+    dshares = dy @ v.swapaxes(2, 3)
+    dscores = shares * (dshares - (shares * dshares).sum(-1, keepdims=True)) / np.sqrt(HS)
+    wanted = np.stack([dscores @ k, dscores.swapaxes(2, 3) @ q, shares.swapaxes(2, 3) @ dy])
+    bench.check(dinp, wanted.transpose(1, 3, 0, 2, 4), scale=4)
