@@ -26,6 +26,8 @@ _CASTS = frozenset({"reinterpret_cast", "const_cast", "static_cast"})
 _WIDTHS = {"int4": 16, "float4": 16, "uint4": 16, "double2": 16, "longlong2": 16, "ulonglong2": 16}
 _WIDTHS |= {"int2": 8, "float2": 8, "uint2": 8, "double": 8, "short4": 8, "ushort4": 8, "char4": 4, "half2": 4}
 _WIDTHS |= {"__half2": 4, "__nv_bfloat162": 4, "nv_bfloat162": 4, "bfloat162": 4}
+_ALIGNED_CLASS = re.compile(r"\b(?:struct|class)\s+(?:__align__|alignas)\s*\(\s*(\d+)\s*\)\s*(\w+)")
+_ALIAS = re.compile(r"\btypedef\s+(\w+)\s*(?:<[^;{}]*>)?\s*(\w+)\s*;|\busing\s+(\w+)\s*=\s*(\w+)\b[^;{}]*;")
 
 
 @dataclass
@@ -71,6 +73,7 @@ class IntentAnalysis:
     def __init__(self, tree: SyntaxTree, functions: dict[str, list[Node]]) -> None:
         self.tree = tree
         self.functions = functions
+        self._aligned = _aligned_classes(tree.source.decode())
         self._done: dict[int, dict[str, Access]] = {}
 
     def analyse(self, node: Node) -> dict[str, Access]:
@@ -321,7 +324,8 @@ class IntentAnalysis:
         base = re.sub(r"\b(const|volatile)\b|[*&\s]", "", text)
         if base.split("<")[0] == "Packed128" or base in ("x128", "f128"):
             return 16
-        return _WIDTHS.get(base, 0) if base != "double" else 0
+        width = _WIDTHS.get(base, 0) if base != "double" else 0
+        return max(width, self._aligned.get(base.split("<")[0], 0))
 
     def _local_width(self, function: _Function, name: str) -> int:
         if name in function.parameters or name not in function.roots:
@@ -341,6 +345,16 @@ class IntentAnalysis:
         if function.type == "template_function":
             function = child(function, "name")
         return self.tree.text(function)
+
+
+def _aligned_classes(text: str) -> dict[str, int]:
+    """``struct __align__(16) Pack { … }; typedef Pack<float> f4;``: the alignment of classes and of their aliases."""
+    found = {match[2]: int(match[1]) for match in _ALIGNED_CLASS.finditer(text)}
+    for match in _ALIAS.finditer(text):
+        target, name = (match[1], match[2]) if match[2] else (match[4], match[3])
+        if target in found:
+            found[name] = found[target]
+    return found
 
 
 def _bare(node: Node) -> Node:

@@ -36,6 +36,10 @@ OPEN_MACROS = frozenset(
 PRECISION_MACROS = frozenset({"ENABLE_FP32", "ENABLE_FP16", "ENABLE_BF16"})
 
 _HAS_INCLUDE = re.compile(r"__has_include\s*\([^()\n]*\)")
+#: Headers of CUDA, which people include with quotes too.
+_TOOLKIT_HEADER = re.compile(
+    r"(?:cu|cooperative_groups|device_|vector_|sm_|math_|driver_|surface_|texture_|mma|nv|helper_)"
+)
 _LINE_MARK = re.compile(r'^#line (\d+)(?: "(.*)")?$')
 
 
@@ -89,6 +93,8 @@ class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
         self.includes: dict[str, None] = {}
         self.system_headers: dict[str, None] = {}
         self._relative: dict[str, str] = {}
+        #: Where the #include stands that is being handled.
+        self._directive = ("", 1)
         self._varying: set[str] = set()
 
     def relative(self, path: str) -> str:
@@ -150,22 +156,36 @@ class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
         )
         return macros, frozenset(self.include_once)
 
+    def include(self, tokens: list[Any], original_line: list[Any]) -> Iterator[Any]:
+        """Include a file; a directive that names none, or whose macro expands to nothing, is reported."""
+        start = original_line[0]
+        self._directive = (start.source, start.lineno)
+        named = tokens and (tokens[0].value == "<" or tokens[0].type == self.t_STRING)
+        if not named and not self.tokenstrip(self.expand_macros([copy.copy(token) for token in tokens])):
+            self._report(Severity.WARNING, *self._directive, "an #include that names no file is ignored")
+            return
+        yield from super().include(tokens, original_line)
+
     def on_include_not_found(self, is_malformed: bool, is_system_include: bool, curdir: str, includepath: str) -> None:
         if is_malformed:
-            self._report(Severity.WARNING, self.source, self.lexer.lineno, "an #include that names no file is ignored")
+            self._report(Severity.WARNING, *self._directive, "an #include that names no file is ignored")
         else:
             self.system_headers[includepath] = None
+            is_expected = is_system_include or _TOOLKIT_HEADER.match(includepath)
+            if not is_expected and not self._leaves_tree(includepath):
+                message = f"#include {quoted_name(includepath)} is not in the source tree: what it defines is unknown"
+                self._report(Severity.NOTE, *self._directive, message)
         raise pcpp.OutputDirective(pcpp.Action.IgnoreAndRemove)
+
+    def _leaves_tree(self, includepath: str) -> bool:
+        folder = pathlib.Path(self._directive[0]).parent
+        return not (folder / includepath).resolve().is_relative_to(self.root)
 
     def on_file_open(self, is_system_include: bool, includepath: str) -> io.StringIO:
         path = pathlib.Path(includepath).resolve()
         if not path.is_relative_to(self.root):
-            self._report(
-                Severity.WARNING,
-                self.source,
-                self.lexer.lineno,
-                f"include {includepath!r} leaves the source tree: ignored",
-            )
+            message = f"#include {quoted_name(os.path.relpath(path, self.root))} leaves the source tree: ignored"
+            self._report(Severity.WARNING, *self._directive, message)
             raise OSError(f"{includepath} is outside the source tree")
         if path not in self.texts:
             self.texts[path] = read_source(path)
@@ -215,6 +235,11 @@ class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
 
     def _report(self, severity: Severity, file: str, line: int, message: str) -> None:
         self.diagnostics.append(Diagnostic(severity, SourceSpan(self.relative(file), max(line, 1)), message))
+
+
+def quoted_name(path: str) -> str:
+    """Return the name of an included file in double quotes, as the directive has it."""
+    return f'"{path}"'
 
 
 def read_source(path: pathlib.Path) -> str:
