@@ -313,6 +313,7 @@ __global__ void softmax_autoregressive_backward_kernel7(float* dpreatt, const fl
     cg::thread_block_tile<32> warp = cg::tiled_partition<32>(block);
     const int me = block.thread_rank();
     const int own = T - 1 - (int)blockIdx.x;
+    if (own < 0) return; // the whole block leaves together
     const size_t begin = ((size_t)blockIdx.y * T + own) * T;
     float weight[kept], gradient[kept];
     float dot = 0.0f;

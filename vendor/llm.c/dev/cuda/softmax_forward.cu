@@ -184,7 +184,8 @@ __global__ void softmax_forward_online_kernel2(float* out, const float* inp, int
     float* p = out + (size_t)row * C;
     SumMax mine = {0.0f, -INFINITY};
     for (int c = warp.thread_rank(); c < C; c += warp.size()) mine = reduce_sum_max_op(mine, SumMax{1.0f, x[c]});
-    const SumMax all = cg::reduce(warp, mine, reduce_sum_max_op);
+    // A function object, which is known where it is called, can be inlined; a pointer to a function perhaps not.
+    const SumMax all = cg::reduce(warp, mine, [](SumMax a, SumMax b) { return reduce_sum_max_op(a, b); });
     for (int c = warp.thread_rank(); c < C; c += warp.size()) __stcs(p + c, expf(__ldcs(x + c) - all.top) / all.total);
 }
 
