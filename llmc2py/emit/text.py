@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 WIDTH = 120
 _STRING = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"")
-_PAIRS = {"(": ")", "[": "]", "{": "}"}
+_CONDITION = re.compile(r"( *)(if|elif|while) (.*):$")
 
 
 def lay_out(line: str, width: int = WIDTH) -> list[str]:
@@ -16,7 +16,7 @@ def lay_out(line: str, width: int = WIDTH) -> list[str]:
         return [line]
     opening = _last_group(line)
     if opening is None:
-        return [line]
+        return _broken_condition(line)
     start, end = opening
     indent = line[: len(line) - len(line.lstrip())]
     inner = indent + "    "
@@ -29,6 +29,33 @@ def lay_out(line: str, width: int = WIDTH) -> list[str]:
     for part in parts:
         found += lay_out(f"{inner}{part},", width)
     return [*found, indent + tail]
+
+
+def _broken_condition(line: str) -> list[str]:
+    """``if a or b:`` with each operand on a line of its own; any other line as it is."""
+    found = _CONDITION.match(line)
+    if found is None:
+        return [line]
+    space, word, condition = found.groups()
+    for operator in (" or ", " and "):
+        parts = _split_outside(condition, operator)
+        if len(parts) > 1:
+            rest = [f"{space}    {operator.strip()} {part}" for part in parts[1:]]
+            return [f"{space}{word} (", f"{space}    {parts[0]}", *rest, f"{space}):"]
+    return [line]
+
+
+def _split_outside(text: str, separator: str) -> list[str]:
+    """Split at the separators that stand outside brackets and strings."""
+    masked = _masked(text)
+    places = [found.start() for found in re.finditer(re.escape(separator), masked)]
+    outer = [place for place in places if _depth(masked[:place]) == 0]
+    starts = [0, *(place + len(separator) for place in outer)]
+    return [text[start:end] for start, end in zip(starts, [*outer, len(text)], strict=True)]
+
+
+def _depth(masked: str) -> int:
+    return sum(masked.count(letter) for letter in "([{") - sum(masked.count(letter) for letter in ")]}")
 
 
 def lay_out_all(lines: Iterable[str], width: int = WIDTH) -> list[str]:
@@ -83,6 +110,11 @@ def quoted(text: str) -> str:
     """Return a Python string literal with double quotes, whatever the text holds."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in escaped) + '"'
+
+
+def plain(text: str) -> str:
+    """Return text for the inside of a docstring or comment, on one line and unable to end it."""
+    return " ".join(prose(text, 10_000))
 
 
 def prose(text: str, width: int = WIDTH - 4) -> list[str]:

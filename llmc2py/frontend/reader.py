@@ -19,6 +19,7 @@ from llmc2py.frontend.preprocess import HeaderCache, PreprocessedText, preproces
 from llmc2py.frontend.scope import ScopeReader
 from llmc2py.frontend.slicer import Slicer
 from llmc2py.frontend.syntax import Node, SyntaxTree, child, errors, parse, walk
+from llmc2py.ir.blas import PRODUCT_CALLS
 from llmc2py.ir.conditions import precisions_of
 from llmc2py.ir.library import Intent, Item, Kernel, Launcher, Library, Parameter, Reference, Scope, SourceFile
 
@@ -265,6 +266,7 @@ class UnitReader:
         wanted = self._steered | {
             name for name, found in self.functions.items() if any(launch_sites(self.tree, node) for node, _ in found)
         }
+        wanted |= {name for name, called in calls.items() if called & PRODUCT_CALLS.keys()}
         grown = True
         while grown:
             grown = False
@@ -374,6 +376,7 @@ def _launching(
     calls = _calls(items, found)
     launching = {name for name, versions in hosts.items() if any(item.launch_sites for item in versions)}
     launching |= steered & hosts.keys()
+    launching |= {name for name in hosts if calls.get(name, set()) & PRODUCT_CALLS.keys()}
     grown = True
     while grown:
         more = {name for name in hosts if name not in launching and calls.get(name, set()) & launching}

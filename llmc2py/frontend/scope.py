@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from llmc2py.frontend.declarations import declared, function_declarator, read_descriptor, read_template, read_type
 from llmc2py.frontend.hostexpressions import ExpressionReader
 from llmc2py.frontend.items import Declaration
+from llmc2py.frontend.macros import read_macros
 from llmc2py.frontend.syntax import Node, SyntaxTree, child, named, walk
 from llmc2py.ir.conditions import PRECISIONS, holds
 from llmc2py.ir.expressions import Expression, Number, TemplateArgument, Unreadable
@@ -26,7 +27,7 @@ class ScopeReader:
         self.declarations = declarations
         self.expressions = ExpressionReader(tree)
         self.aliases = self._read_aliases()
-        self.constants: dict[str, Expression] = {}
+        self.constants: dict[str, Expression] = read_macros(tree, declarations)
         self.class_constants: dict[tuple[str, str], ClassConstant] = {}
         self.globals: dict[str, list[Expression]] = {}
         for declaration in declarations:

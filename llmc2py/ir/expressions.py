@@ -3,7 +3,8 @@
 ::
 
     Expression = Number | String | Null | Name | TemplateName | Unary | Binary | Conditional | Call | MethodCall
-               | Construct | Member | Index | Cast | SizeOf | SizeOfValue | InitializerList | Unreadable
+               | Construct | Member | Index | Cast | SizeOf | SizeOfValue | InitializerList | PrecisionChoice
+               | Unreadable
 """
 
 from __future__ import annotations
@@ -161,6 +162,13 @@ class InitializerList(Expression):
     """``{1, 2, 3}``."""
 
     items: tuple[Expression, ...]
+
+
+@dataclass(frozen=True)
+class PrecisionChoice(Expression):
+    """A macro whose value the precision decides: an expression for each precision that it is defined in."""
+
+    values: tuple[tuple[str, Expression], ...]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from llmc2py.ir import expressions as ex
 from llmc2py.ir import statements as ir
 from llmc2py.ir.library import Intent, Kernel, Launcher, Parameter
 from llmc2py.ir.types import CType
+from llmc2py.lower.cublas import product_effects, zero_names
 
 FindKernel = Callable[[str], Kernel | None]
 FindLauncher = Callable[[str], Launcher | None]
@@ -34,8 +35,13 @@ class LauncherEffects:
         effects: dict[str, list[Parameter]] = {one.name: [] for one in launcher.parameters if one.type.is_pointer}
         resets: set[str] = set()
         roots = {name: name for name in effects}
+        zeros = zero_names(launcher.body)
         for statement in ir.walk(launcher.body):
             self._visit(statement, roots, effects, resets)
+            for pointer, intent in product_effects(statement, zeros):
+                root = _root(pointer, roots)
+                if root is not None:
+                    effects[root].append(Parameter("matrix", CType("void", 1), statement.span, intent=intent))
         self._active.discard(launcher.name)
         optional = _compared_with_null(launcher.body)
         return tuple(

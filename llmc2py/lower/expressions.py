@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from llmc2py.diagnostics import SourceError, SourceSpan
 from llmc2py.ir import expressions as ir
+from llmc2py.ir.blas import PRODUCT_CALLS, chosen_enumerator, is_enumerator
 from llmc2py.ir.library import Launcher, Scope
 from llmc2py.ir.types import BOOL, FLOATING_TYPES, INT, INTEGER_TYPES, SIZE_T, CType, canonical_name, promote
 from llmc2py.lower.lowered import (
@@ -43,6 +44,12 @@ DIM3 = CType("dim3")
 STATUS = CType("cudaError_t")
 #: What a template parameter or an expression of no known type counts as.
 UNKNOWN = CType("?")
+#: A constant of cuBLAS: a string with its name. And what a local pointer to a host variable counts as: its value.
+ENUMERATOR = CType("enumerator")
+REFERENCE = CType("reference")
+#: The remainder of an address, a small number.
+ADDRESS = CType("unsigned long", const=True)
+_ALIGNMENTS = (1, 2, 4, 8, 16)
 
 DEVICE_FIELDS = frozenset(
     {
@@ -100,7 +107,12 @@ def python_name(name: str) -> str:
 
 
 #: Names that generated modules import; what the source calls so gets an underscore.
-RUNTIME_NAMES = frozenset({"ceil_div", "idiv", "imod", "wrap", "c_cast", "elementwise", "launcher", "math"})
+RUNTIME_NAMES = frozenset(
+    {
+        "ceil_div", "idiv", "imod", "wrap", "c_cast", "elementwise", "launcher", "math", "LtMatmulDesc",
+        "LtMatrixLayout", *(call.function for call in PRODUCT_CALLS.values()),
+    }
+)  # fmt: skip
 _RESERVED = RUNTIME_NAMES | {"plan", "min", "max", "range"}
 
 
@@ -142,7 +154,9 @@ class ExpressionLowering:
         if node.name in _STATUS_NAMES:
             return Lowered("True", STATUS)
         if node.name in self.environment.scope.constants:
-            return self.lower(self.environment.scope.constants[node.name])
+            return self._constant(node.name)
+        if is_enumerator(node.name):
+            return Lowered(f'"{node.name}"', ENUMERATOR)
         if "::" in node.name:
             return self._qualified(node)
         if node.name in self.environment.scope.globals:
@@ -150,6 +164,17 @@ class ExpressionLowering:
         if node.name in self.environment.template:
             return Lowered(f'plan.template["{node.name}"]', INT)
         return self._ask(node.span, node.name)
+
+    def _constant(self, name: str) -> Lowered:
+        """A constant's value; what the precision decides gets a name at the top."""
+        value = self.environment.scope.constants[name]
+        if not isinstance(value, ir.PrecisionChoice):
+            return self.lower(value)
+        choices = [(precision, self.lower(one)) for precision, one in value.values]
+        items = ", ".join(f'"{precision}": {one.text}' for precision, one in choices)
+        hoisted = python_name(name)
+        self.environment.hoisted[hoisted] = f"{{{items}}}[plan.precision]"
+        return Lowered(hoisted, choices[0][1].type, is_natural=all(one.is_natural for _, one in choices))
 
     def _qualified(self, node: ir.Name) -> Lowered:
         """``x128::size``: a static constant of a class, its template parameters replaced; ``decltype(n)::value``."""
@@ -184,6 +209,10 @@ class ExpressionLowering:
                 return Lowered(f"plan.device.{value.field}", INT, is_natural=True)
         if len(values) == 1 and isinstance(values[0], ir.Number):
             return self._number(values[0])
+        names = [part.name for value in values for part in ir.walk(value) if isinstance(part, ir.Name)]
+        enumerator = chosen_enumerator(name for name in names if is_enumerator(name))
+        if enumerator is not None and not any(isinstance(value, ir.Unreadable) for value in values):
+            return Lowered(f'"{enumerator}"', ENUMERATOR)
         return self._ask(node.span, node.name)
 
     def _ask(self, span: SourceSpan, text: str) -> Lowered:
@@ -226,6 +255,9 @@ class ExpressionLowering:
                 ctype = promote(dividend.type, divisor.type)
                 natural = dividend.is_natural and divisor.is_natural
                 return Lowered(f"ceil_div({dividend.text}, {divisor.text})", ctype, is_natural=natural)
+        misalignment = self._misalignment(node)
+        if misalignment is not None:
+            return misalignment
         left, right = self.lower(node.left), self.lower(node.right)
         if STATUS in (left.type, right.type):
             return self._status(node, left, right)
@@ -285,9 +317,24 @@ class ExpressionLowering:
             return wrapped(text, ctype)
         return Lowered(text, ctype, level, is_natural=natural and node.operator != "-")
 
+    def _misalignment(self, node: ir.Binary) -> Lowered | None:
+        """``(uintptr_t)p % 16``, ``(size_t)p & 15``: all that a plan knows of an address."""
+        if node.operator not in ("%", "&") or not isinstance(node.left, ir.Cast):
+            return None
+        if not self.resolve(node.left.type).is_integer or self._is_value_name(self.resolve(node.left.type)):
+            return None
+        pointer, number = self.lower(node.left.operand), self.lower(node.right)
+        if not pointer.type.is_pointer:
+            return None
+        alignment = int(number.text) + (node.operator == "&") if number.text.isdigit() else 0
+        if alignment not in _ALIGNMENTS:
+            raise SourceError(node.span, "of an address no more is known than that it is a multiple of up to 16")
+        return Lowered(f"plan.misalignment({pointer.text}, {alignment})", ADDRESS, is_natural=True)
+
     def _comparison(self, node: ir.Binary, operator: str, left: Lowered, right: Lowered) -> Lowered:
         """``a % b == 0`` needs no C rules: the sign of a remainder does not matter where it is nought."""
-        if right.text == "0" and isinstance(node.left, ir.Binary) and node.left.operator == "%":
+        is_remainder = isinstance(node.left, ir.Binary) and node.left.operator == "%" and left.type != ADDRESS
+        if right.text == "0" and is_remainder and isinstance(node.left, ir.Binary):
             dividend, divisor = self.lower(node.left.left), self.lower(node.left.right)
             text = f"{dividend.at(PRODUCT)} % {divisor.at(UNARY)}"
             return Lowered(f"{text} {operator} 0", BOOL, COMPARE)
@@ -297,7 +344,8 @@ class ExpressionLowering:
     # c ? a : b
     def _conditional(self, node: ir.Conditional) -> Lowered:
         condition, one, other = (self.lower(part) for part in (node.condition, node.consequence, node.alternative))
-        ctype = one.type if one.type.is_pointer or one.type == DIM3 else promote(one.type, other.type)
+        kept = one.type.is_pointer or one.type in (DIM3, ENUMERATOR)
+        ctype = one.type if kept else promote(one.type, other.type)
         one, other = meeting(one, ctype), meeting(other, ctype)
         text = f"{one.at(LOR)} if {condition.at(LOR)} else {other.at(TERNARY)}"
         return Lowered(text, ctype, TERNARY, is_natural=one.is_natural and other.is_natural)
@@ -316,6 +364,10 @@ class ExpressionLowering:
             return Lowered(text, ctype)
         if ctype.is_integer and operand.type.is_integer and holds(ctype, operand):
             return Lowered(operand.text, ctype, operand.level, operand.is_natural)
+        if operand.type.is_pointer:
+            raise SourceError(node.span, "an address is not known before the call")
+        if ctype.base == "floatX":
+            return Lowered(f'c_cast({operand.text}, plan.ctype("floatX"))', ctype)
         if ctype.base in INTEGER_TYPES or ctype.base in FLOATING_TYPES:
             return Lowered(f'c_cast({operand.text}, "{ctype.base}")', ctype)
         raise SourceError(node.span, f"a cast to {ctype} cannot be lowered")

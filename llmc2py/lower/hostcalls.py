@@ -9,7 +9,9 @@ from llmc2py.diagnostics import SourceError
 from llmc2py.ir import expressions as ex
 from llmc2py.ir.library import Launcher
 from llmc2py.ir.types import INT, CType
-from llmc2py.lower.expressions import STATUS, Environment, ExpressionLowering, Lowered, Variable
+from llmc2py.lower.cublas import lower_cublas
+from llmc2py.lower.expressions import STATUS, Environment, ExpressionLowering, Variable
+from llmc2py.lower.lowered import Lowered
 from llmc2py.lower.spelling import spelled
 
 #: Calls that a plan has no use for: the stream orders it, and errors are raised by the operation itself.
@@ -71,7 +73,7 @@ class HostCallLowering(ExpressionLowering):
         if node.function in _ENDING:
             return [f'plan.require(False, "{node.function}() is not reached")']
         method: Callable[[ex.Call], list[str]] | None = getattr(self, f"_do_{node.function.lower()}", None)
-        return method(node) if method else None
+        return method(node) if method else lower_cublas(self, node)
 
     def is_check(self, node: ex.Call) -> bool:
         """Whether a call only looks at a status: a function of the source whose first parameter is one."""
@@ -129,7 +131,7 @@ class HostCallLowering(ExpressionLowering):
 
     # cudaMalloc(&p, n * sizeof(float)), cudaMalloc((void**)&p, bytes)
     def _do_cudamalloc(self, node: ex.Call) -> list[str]:
-        name, variable = self._written(node, node.arguments[0])
+        name, variable = self.written(node, node.arguments[0])
         pointee = variable.type.pointee.base
         size = node.arguments[1]
         if (
@@ -153,7 +155,7 @@ class HostCallLowering(ExpressionLowering):
 
     # cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device)
     def _do_cudadevicegetattribute(self, node: ex.Call) -> list[str]:
-        target, _ = self._written(node, node.arguments[0])
+        target, _ = self.written(node, node.arguments[0])
         attribute = node.arguments[1].name if isinstance(node.arguments[1], ex.Name) else ""
         if attribute not in _DEVICE_ATTRIBUTES:
             raise SourceError(node.span, f"device attribute {attribute or 'of no name'} is not known to a plan")
@@ -161,7 +163,7 @@ class HostCallLowering(ExpressionLowering):
 
     # cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, block_size, bytes)
     def _do_cudaoccupancymaxactiveblockspermultiprocessor(self, node: ex.Call) -> list[str]:
-        target, _ = self._written(node, node.arguments[0])
+        target, _ = self.written(node, node.arguments[0])
         name, template = self.kernel_value(node.arguments[1])
         block, shared = self.text(node.arguments[2]), self.text(node.arguments[3])
         return [f"{target} = plan.max_active_blocks({name}, {block}, {shared}{template})"]
@@ -196,7 +198,7 @@ class HostCallLowering(ExpressionLowering):
         scope = self.environment.scope
         return name not in self.environment.variables and name not in scope.constants and "::" not in name
 
-    def _written(self, node: ex.Call, argument: ex.Expression) -> tuple[str, Variable]:
+    def written(self, node: ex.Call, argument: ex.Expression) -> tuple[str, Variable]:
         """Return the host variable whose address is passed: ``&p``, ``(void**)&p``."""
         while isinstance(argument, ex.Cast):
             argument = argument.operand

@@ -13,11 +13,23 @@ from dataclasses import replace
 from llmc2py.diagnostics import SourceError, SourceSpan
 from llmc2py.ir import expressions as ex
 from llmc2py.ir import statements as ir
+from llmc2py.ir.blas import PRODUCT_CALLS
 from llmc2py.ir.conditions import PRECISIONS, holds
 from llmc2py.ir.library import Kernel, Launcher, Parameter, Scope
 from llmc2py.ir.plans import HelperPlan, LaunchPlan, NotLowered
 from llmc2py.ir.types import INT, LAUNCHER, CType
-from llmc2py.lower.expressions import DIM3, RUNTIME_NAMES, STATUS, UNKNOWN, Environment, Lowered, Variable, python_name
+from llmc2py.lower.cublas import is_reference, reference
+from llmc2py.lower.expressions import (
+    DIM3,
+    REFERENCE,
+    RUNTIME_NAMES,
+    STATUS,
+    UNKNOWN,
+    Environment,
+    Lowered,
+    Variable,
+    python_name,
+)
 from llmc2py.lower.hostcalls import HostCallLowering
 from llmc2py.lower.spelling import spelled
 
@@ -158,8 +170,9 @@ class _LauncherLowering:
         if value is None or (isinstance(value, ex.Construct) and not self._is_value(ctype, value)):
             self._bind(statement.name, ctype)
             return
-        lowered = self._initial(statement, ctype, value)
-        declared = lowered.type if ctype.base == "auto" or lowered.type in (DIM3, STATUS, UNKNOWN) else ctype
+        lowered = self._initial(statement, ctype, self._done(value))
+        kept = lowered.type in (DIM3, STATUS, UNKNOWN, REFERENCE)
+        declared = lowered.type if ctype.base == "auto" or kept else ctype
         name = self._bind(statement.name, declared, is_natural=lowered.is_natural)
         if ctype.const and self._is_closed(lowered.text):
             self.known[name] = lowered.text
@@ -169,7 +182,16 @@ class _LauncherLowering:
         """Whether a declared object means something to a plan; objects of other classes (timers, ranges) do not."""
         return ctype.base in ("dim3", "auto") or value.type.base == "dim3"
 
+    def _done(self, value: ex.Expression) -> ex.Expression:
+        """``status = cublasSgemm(…)``: do the call; what is left of it is that it succeeded."""
+        if not (isinstance(value, ex.Call) and value.function.startswith("cublas")):
+            return value
+        self._on_evaluate(ir.Evaluate(value.span, value))
+        return ex.Name(value.span, "CUBLAS_STATUS_SUCCESS")
+
     def _initial(self, statement: ir.Declare, ctype: CType, value: ex.Expression) -> Lowered:
+        if ctype.is_pointer and is_reference(self.expressions, value):
+            return replace(reference(self.expressions, value), type=REFERENCE)
         if ctype.base == "dim3":
             lowered = self.expressions.lower(value)
             parts = (value,) if lowered.type != DIM3 else ()
@@ -181,7 +203,7 @@ class _LauncherLowering:
         if not isinstance(statement.target, ex.Name) or statement.target.name not in self.environment.variables:
             raise SourceError(statement.span, "an assignment to anything but a local variable cannot be lowered")
         name = statement.target.name
-        value = statement.value
+        value = self._done(statement.value)
         if statement.operator:
             value = ex.Binary(statement.span, statement.operator, statement.target, value)
         variable = self.environment.variables[name]
@@ -218,7 +240,13 @@ class _LauncherLowering:
     def _call(self, statement: ir.Statement, node: ex.Expression) -> list[str]:
         if not isinstance(node, ex.Call):
             raise SourceError(statement.span, "an expression with no effect that a plan could have")
-        arguments = [argument for argument in node.arguments if not self._is_stream(argument)]
+        versions = self.scope.functions.get(node.function, ())
+        streams = {index for one in versions for index, p in enumerate(one.parameters) if p.type.base in _STREAMS}
+        arguments = [
+            argument
+            for index, argument in enumerate(node.arguments)
+            if index not in streams and not self._is_stream(argument)
+        ]
         if node.function in self.local_functions:
             return [
                 f"{self.local_functions[node.function]}({', '.join(self.expressions.text(one) for one in arguments)})"
@@ -226,7 +254,6 @@ class _LauncherLowering:
         variable = self.environment.variables.get(node.function)
         if variable is not None and variable.type == LAUNCHER:
             return [f"plan.call({', '.join([variable.name, *(self._argument(one) for one in arguments)])})"]
-        versions = self.scope.functions.get(node.function, ())
         if any(_launches(version, self.scope) for version in versions):
             self.calls[node.function] = None
             parts = [python_name(node.function), *(self._argument(one) for one in arguments)]
@@ -366,7 +393,7 @@ class _LauncherLowering:
     def _is_closed(self, text: str) -> bool:
         try:
             _evaluate(self._inlined(text), "float32")
-        except (NameError, AttributeError, SyntaxError, TypeError, ZeroDivisionError):
+        except (NameError, AttributeError, SyntaxError, TypeError, ValueError, ZeroDivisionError):
             return False
         return True
 
@@ -428,6 +455,8 @@ def _launches(launcher: Launcher, scope: Scope, seen: frozenset[str] = frozenset
     if launcher.name in seen:
         return False
     called = _called(launcher)
+    if called & PRODUCT_CALLS.keys():
+        return True
     seen = seen | {launcher.name}
     return any(_launches(version, scope, seen) for name in called for version in scope.functions.get(name, ()))
 
@@ -437,8 +466,9 @@ def _called(launcher: Launcher) -> set[str]:
     return {
         part.function
         for statement in ir.walk(launcher.body)
-        if isinstance(statement, ir.Evaluate)
-        for part in ex.walk(statement.expression)
+        for value in vars(statement).values()
+        if isinstance(value, ex.Expression)
+        for part in ex.walk(value)
         if isinstance(part, ex.Call)
     }
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from llmc2py.diagnostics import Diagnostic, Severity, SourceError, SourceSpan
 from llmc2py.ir.catalog import CatalogEntry
-from llmc2py.ir.library import Kernel, Library, SourceFile
+from llmc2py.ir.library import Kernel, Launcher, Library, SourceFile
 from llmc2py.ir.plans import LaunchPlan, ModulePlan, NotLowered, OpPlan, PackagePlan
 from llmc2py.ir.types import FLOATING_TYPES, INTEGER_TYPES
 from llmc2py.lower.effects import LauncherEffects
@@ -50,8 +50,8 @@ def lower_library(library: Library, entries: Iterable[CatalogEntry]) -> tuple[Pa
 
 class _PackageLowering:
     def __init__(self, library: Library, entries: list[CatalogEntry]) -> None:
-        self.library = library
-        self.files = {file.path: file for file in library.files}
+        self.library = _with_neighbours(library)
+        self.files = {file.path: file for file in self.library.files}
         self.diagnostics: list[Diagnostic] = []
         self.entries = [entry for entry in entries if entry.source in self.files]
         self.kernels: dict[tuple[str, str], Kernel] = {}
@@ -64,6 +64,7 @@ class _PackageLowering:
         self._take_kernels()
         for file in self.library.files:
             self._lower_launchers(file)
+        self._drop_callers()
         ops = {op.name: op for entry in self.entries if (op := self._lower_entry(entry)) is not None}
         self._claim([entry for entry in self.entries if entry.name in ops])
         modules = [self._module(path, ops) for path in dict.fromkeys(self.homes.values())]
@@ -114,20 +115,20 @@ class _PackageLowering:
             by_name = {one.name: one for one in effects.parameters(launcher)}
             parameters = tuple(replace(by_name[one.name], type=one.type) for one in lowered.parameters)
             self.plans[file.path, launcher.name] = replace(lowered, parameters=parameters)
-        self._drop_callers(file)
 
     def _kernel_of(self, file: SourceFile, name: str) -> Kernel | None:
         seen = file.scope.kernels.get(name)
         return self.kernels.get((seen.span.file, name)) if seen is not None else None
 
-    def _drop_callers(self, file: SourceFile) -> None:
+    def _drop_callers(self) -> None:
         """A launcher whose callee was not lowered cannot be lowered either."""
         changed = True
         while changed:
             changed = False
             for (path, name), plan in list(self.plans.items()):
+                file = self.files[path]
                 missing = next((call for call in plan.calls if self._launcher_file(file, call) is None), None)
-                if path == file.path and missing is not None:
+                if missing is not None:
                     del self.plans[path, name]
                     self.not_lowered.append(
                         NotLowered(plan.launcher, plan.launcher.span, f"calls {missing}, which is not lowered")
@@ -277,6 +278,24 @@ class _PackageLowering:
             if home != path:
                 wanted.setdefault(home, set()).add(self.symbols[source, name] if kind == "kernel" else name)
         return {home: tuple(sorted(names)) for home, names in sorted(wanted.items())}
+
+
+def _with_neighbours(library: Library) -> Library:
+    """Let files call launchers of headers that they do not include: who includes both brings them together.
+
+    Only names that a single header defines are taken.
+    """
+    found: dict[str, list[Launcher]] = {}
+    for file in library.files:
+        for launcher in file.launchers if pathlib.PurePosixPath(file.path).suffix != ".cu" else ():
+            found.setdefault(launcher.name, []).append(launcher)
+    single = {name: tuple(launchers) for name, launchers in found.items() if len(launchers) == 1}
+    return replace(
+        library,
+        files=tuple(
+            replace(file, scope=replace(file.scope, functions=single | file.scope.functions)) for file in library.files
+        ),
+    )
 
 
 def _module_paths(files: Iterable[str], ops: Iterable[str]) -> dict[str, str]:

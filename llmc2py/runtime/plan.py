@@ -151,6 +151,10 @@ class Plan:
         """Return the size of a C type in bytes."""
         return element_size(self.binding.ctype(ctype), self.precision)
 
+    def ctype(self, ctype: str) -> str:
+        """Return the concrete C type of a scalar: what ``floatX`` and template parameters stand for in this call."""
+        return scalar_type(self.binding.ctype(ctype), self.precision)
+
     def add_array(self, param: Param, dtype: np.dtype[Any], size: int) -> Pointer:
         """Give an array of the caller its slot and return the pointer to it."""
         self.slots.append(Slot(param.name, dtype, size, align=max(param.align, dtype.itemsize)))
@@ -279,7 +283,7 @@ class Plan:
     def _pass(self, callee: str, param: Param, arg: Argument, binding: Binding) -> Argument:
         """Convert an argument to a parameter's type; TypeError where C++ would not."""
         label = f"{callee}: `{param.name}`"
-        if param.tag is not None:
+        if param.tag is not None or param.is_launcher:
             return arg
         if not param.is_pointer:
             return c_scalar(arg, scalar_type(binding.ctype(param.base), self.precision), param.name, callee)
