@@ -12,7 +12,7 @@ import jinja2
 
 from llmc2py.emit.functions import OPS, function_values, tuple_text
 from llmc2py.emit.sources import emit_source
-from llmc2py.emit.text import WIDTH, indent, lay_out_all, prose, quoted, split_arguments
+from llmc2py.emit.text import WIDTH, indent, lay_out_all, plain, prose, quoted, split_arguments
 from llmc2py.ir.library import Intent, Kernel, Parameter, Reference, TemplateParameter
 from llmc2py.ir.plans import ArraySpec, LaunchPlan, ModulePlan, PackagePlan
 from llmc2py.ir.types import LAUNCHER, CType
@@ -36,6 +36,7 @@ def _environment() -> jinja2.Environment:
         autoescape=False,
     )
     environment.filters["quoted"] = quoted
+    environment.filters["plain"] = plain
     return environment
 
 
@@ -175,7 +176,9 @@ def _template_param(parameter: TemplateParameter) -> str:
     kind = "int" if CType(parameter.kind).is_integer and parameter.kind != "bool" else parameter.kind
     # Any other type of a template parameter is that of a function.
     kind = kind if kind in ("int", "bool", "type") else "function"
-    default = f", default={parameter.default}" if parameter.default and parameter.default.isdigit() else ""
+    text = (parameter.default or "").strip()
+    value = text.capitalize() if text in ("true", "false") else text if text.isdigit() else ""
+    default = f", default={value}" if value else ""
     return f"TemplateParam({quoted(parameter.name)}, {quoted(kind)}{default})"
 
 
