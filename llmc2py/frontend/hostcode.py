@@ -41,7 +41,10 @@ class StatementReader:
         return result
 
     def _compound_statement(self, node: Node) -> ir.Body:
-        return self.read_body(node)
+        body = self.read_body(node)
+        is_inner = node.parent is not None and node.parent.type == "compound_statement"
+        is_scope = is_inner and any(isinstance(statement, ir.Declare) for statement in body)
+        return (ir.Block(self.tree.span(node), body),) if is_scope else body
 
     # const int a = 1, b = 2;   dim3 grid(x, y);   auto f = [&](auto n) { … };
     def _declaration(self, node: Node) -> ir.Body:

@@ -2,8 +2,8 @@
 
 ::
 
-    Statement = Declare | Assign | Launch | Evaluate | LocalFunction | If | For | While | Switch | Return | Break
-              | Continue | PrecisionBranch | Unsupported
+    Statement = Declare | Assign | Launch | Evaluate | LocalFunction | If | For | While | Switch | Block | Return
+              | Break | Continue | PrecisionBranch | Unsupported
 """
 
 from __future__ import annotations
@@ -116,6 +116,13 @@ class Switch(Statement):
 
     subject: Expression
     cases: tuple[Case, ...]
+
+
+@dataclass(frozen=True)
+class Block(Statement):
+    """``{ ... }`` inside a body, where it declares names of its own."""
+
+    body: Body
 
 
 @dataclass(frozen=True)

@@ -339,7 +339,7 @@ class ExpressionLowering:
             text = f"{dividend.at(PRODUCT)} % {divisor.at(UNARY)}"
             return Lowered(f"{text} {operator} 0", BOOL, COMPARE)
         left, right = compared(left, right)
-        return Lowered(f"{left.at(OR)} {operator} {right.at(OR)}", BOOL, COMPARE)
+        return Lowered(f"{left.at(SHIFT)} {operator} {right.at(SHIFT)}", BOOL, COMPARE)
 
     # c ? a : b
     def _conditional(self, node: ir.Conditional) -> Lowered:
@@ -426,7 +426,9 @@ class ExpressionLowering:
     # block_sizes[i]
     def _index(self, node: ir.Index) -> Lowered:
         owner = self.lower(node.object)
-        if owner.type != UNKNOWN:
+        if not owner.type.is_pointer and owner.type != UNKNOWN:
+            raise SourceError(node.span, f"an element of {owner.text} is read, whose values are not known here")
+        if owner.type.is_pointer:
             raise SourceError(node.span, "an element of device memory is read; a launcher's plan cannot")
         return Lowered(f"{owner.at(ATOM)}[{self.text(node.index)}]", INT)
 
@@ -437,6 +439,8 @@ class ExpressionLowering:
     # std::min(a, b), ceilf(x), ceil_div(a, b)
     def _call(self, node: ir.Call) -> Lowered:
         name = node.function.removeprefix("std::").removeprefix("::")
+        if name in ("integral_constant", "bool_constant") and not node.arguments:
+            return self._construct(ir.Construct(node.span, CType(name), node.template, ()))
         if name in ("min", "max") and len(node.arguments) == 2:
             one, other = (self.lower(argument) for argument in node.arguments)
             ctype = promote(one.type, other.type)

@@ -18,6 +18,7 @@ from llmc2py.ir.conditions import PRECISIONS, holds
 from llmc2py.ir.library import Kernel, Launcher, Parameter, Scope
 from llmc2py.ir.plans import HelperPlan, LaunchPlan, NotLowered
 from llmc2py.ir.types import INT, LAUNCHER, CType
+from llmc2py.lower import control
 from llmc2py.lower.cublas import is_reference, reference
 from llmc2py.lower.expressions import (
     DIM3,
@@ -26,13 +27,14 @@ from llmc2py.lower.expressions import (
     STATUS,
     UNKNOWN,
     Environment,
-    Lowered,
     Variable,
     python_name,
 )
 from llmc2py.lower.hostcalls import HostCallLowering
+from llmc2py.lower.lowered import Lowered, stored
 from llmc2py.lower.spelling import spelled
 
+_LONG = CType("long")
 _STREAMS = frozenset({"cudaStream_t", "CUstream"})
 _ZERO = ex.Number(SourceSpan("", 0), 0, INT)
 _ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -68,6 +70,9 @@ class _LauncherLowering:
         self.multiples: dict[str, str] = {}
         self.helpers: dict[str, HelperPlan] = {}
         self.returns_value = False
+        self.in_scope = False
+        #: Names declared under a precision condition: they are known after it, by one name in all branches.
+        self.branch_names: set[str] = set()
 
     def lower(self) -> LaunchPlan:
         if self.launcher.name == "main":
@@ -111,7 +116,8 @@ class _LauncherLowering:
 
     def _kernel_symbol(self, node: ex.Expression, name: str) -> str:
         if name not in self.symbols:
-            raise SourceError(node.span, f"kernel {name} is not in the source that was read")
+            why = "is left out" if name in self.scope.kernels else "is not in the source that was read"
+            raise SourceError(node.span, f"kernel {name} {why}")
         self.kernels[name] = None
         return self.symbols[name]
 
@@ -138,7 +144,7 @@ class _LauncherLowering:
         """Declare a local name. One that shadows another gets a number, since Python has no block scope."""
         python = python_name(name)
         taken = {variable.name for variable in self.environment.variables.values()}
-        if self.depth and python in taken:
+        if (self.depth or self.in_scope) and python in taken and name not in self.branch_names:
             python = next(f"{python}_{n}" for n in range(2, 100) if f"{python}_{n}" not in taken)
         self.environment.variables[name] = Variable(python, self.expressions.resolve(ctype), is_natural)
         return python
@@ -160,17 +166,34 @@ class _LauncherLowering:
         if len(self.lines) == count:
             self._emit("pass")
         self.depth -= 1
-        self.environment.variables = before
+        self._leave(before)
+
+    def _leave(self, before: dict[str, Variable]) -> None:
+        """Forget what a block declared; what it made negative stays so."""
+        inside = self.environment.variables
+        self.environment.variables = {
+            name: inside[name] if name in inside and inside[name].name == variable.name else variable
+            for name, variable in before.items()
+        }
+
+    def _loop(self, head: ir.Body, body: ir.Body) -> None:
+        """Before a loop is lowered: what it changes may be negative from the second turn on."""
+        for name in control.assigned((*head, *body)):
+            variable = self.environment.variables.get(name)
+            if variable is not None:
+                self.environment.variables[name] = replace(variable, is_natural=False)
 
     # --- statements
 
     # const int block_size = 512;   dim3 grid(x, y);   float* scratch;   NvtxRange range("x");
     def _on_declare(self, statement: ir.Declare) -> None:
         ctype, value = statement.type, statement.value
+        if value is None and ctype == DIM3:
+            value = ex.Construct(statement.span, DIM3, (), ())
         if value is None or (isinstance(value, ex.Construct) and not self._is_value(ctype, value)):
             self._bind(statement.name, ctype)
             return
-        lowered = self._initial(statement, ctype, self._done(value))
+        lowered = stored(self._initial(statement, ctype, self._done(value)), self.expressions.resolve(ctype))
         kept = lowered.type in (DIM3, STATUS, UNKNOWN, REFERENCE)
         declared = lowered.type if ctype.base == "auto" or kept else ctype
         name = self._bind(statement.name, declared, is_natural=lowered.is_natural)
@@ -193,13 +216,21 @@ class _LauncherLowering:
         if ctype.is_pointer and is_reference(self.expressions, value):
             return replace(reference(self.expressions, value), type=REFERENCE)
         if ctype.base == "dim3":
-            lowered = self.expressions.lower(value)
-            parts = (value,) if lowered.type != DIM3 else ()
-            return self.expressions.lower(ex.Construct(statement.span, DIM3, (), parts)) if parts else lowered
+            is_dim3 = self.expressions.lower(value).type == DIM3
+            construct = value if is_dim3 else ex.Construct(statement.span, DIM3, (), (value,))
+            if isinstance(construct, ex.Construct) and control.members_of(statement.name, self.launcher.body) & {
+                "y",
+                "z",
+            }:
+                ones = (ex.Number(statement.span, 1, INT),) * (3 - len(construct.arguments))
+                construct = replace(construct, arguments=(*construct.arguments, *ones))
+            return self.expressions.lower(construct)
         return self.expressions.lower(value)
 
     # n = a;   n += a;   n++;
     def _on_assign(self, statement: ir.Assign) -> None:
+        if isinstance(statement.target, ex.Member) and self._set_dimension(statement, statement.target):
+            return
         if not isinstance(statement.target, ex.Name) or statement.target.name not in self.environment.variables:
             raise SourceError(statement.span, "an assignment to anything but a local variable cannot be lowered")
         name = statement.target.name
@@ -207,11 +238,26 @@ class _LauncherLowering:
         if statement.operator:
             value = ex.Binary(statement.span, statement.operator, statement.target, value)
         variable = self.environment.variables[name]
-        lowered = self.expressions.lower(value)
+        lowered = stored(self.expressions.lower(value), variable.type)
         natural = variable.is_natural and lowered.is_natural
         self.environment.variables[name] = Variable(variable.name, variable.type, natural)
         self.known.pop(variable.name, None)
         self._emit(f"{variable.name} = {lowered.text}")
+
+    # grid.y = n;   grid.y *= 2;
+    def _set_dimension(self, statement: ir.Assign, target: ex.Member) -> bool:
+        name = target.object.name if isinstance(target.object, ex.Name) else ""
+        variable = self.environment.variables.get(name)
+        if variable is None or variable.type != DIM3 or target.field not in ("x", "y", "z"):
+            return False
+        value = statement.value
+        if statement.operator:
+            value = ex.Binary(statement.span, statement.operator, target, value)
+        parts = [f"{variable.name}[{index}]" for index in range(3)]
+        parts["xyz".index(target.field)] = stored(self.expressions.lower(value), _LONG).text
+        rest = parts if control.members_of(name, self.launcher.body) & {"y", "z"} else parts[:1]
+        self._emit(f"{variable.name} = ({', '.join(rest)}{',' if len(rest) == 1 else ''})")
+        return True
 
     # kernel<T><<<grid, block, shared, stream>>>(a, b);
     def _on_launch(self, statement: ir.Launch) -> None:
@@ -219,12 +265,16 @@ class _LauncherLowering:
         symbol = self._kernel_symbol(ex.Name(statement.span, statement.kernel), statement.kernel)
         if kernel is not None:
             _check_arguments(statement, kernel)
-        shared = self.expressions.text(statement.shared) if statement.shared is not None else "0"
-        parts = [symbol, self.expressions.text(statement.grid), self.expressions.text(statement.block), shared]
-        parts += [self.expressions.text(argument) for argument in statement.arguments]
+        parts = [symbol, self._stored(statement.grid, _LONG), self._stored(statement.block, _LONG)]
+        parts.append(self._stored(statement.shared, _LONG) if statement.shared is not None else "0")
+        types = [one.type for one in kernel.parameters] if kernel is not None else [UNKNOWN] * len(statement.arguments)
+        parts += [self._stored(one, ctype) for one, ctype in zip(statement.arguments, types, strict=False)]
         template = self.expressions.template(statement.template)
         self.launches.append(_configuration(statement))
         self._emit(f"plan.launch({', '.join(parts)}{template})")
+
+    def _stored(self, node: ex.Expression, ctype: CType) -> str:
+        return stored(self.expressions.lower(node), ctype).text
 
     # other_launcher(a, b);   cudaCheck(cudaMemset(…));   assert(…);
     def _on_evaluate(self, statement: ir.Evaluate) -> None:
@@ -258,7 +308,8 @@ class _LauncherLowering:
             self.calls[node.function] = None
             parts = [python_name(node.function), *(self._argument(one) for one in arguments)]
             return [f"plan.call({', '.join(parts)}{self.expressions.template(node.template)})"]
-        if versions and not any(one.type.pointers for version in versions for one in version.parameters):
+        pointers = [one.type for version in versions for one in version.parameters if one.type.pointers]
+        if versions and all(one == CType("char", 1, True) for one in pointers):
             return []  # nothing that it does can reach a launch
         raise SourceError(node.span, f"a call of {node.function}() cannot be lowered")
 
@@ -277,14 +328,29 @@ class _LauncherLowering:
 
     # auto launch = [&](auto size) { … };
     def _on_localfunction(self, statement: ir.LocalFunction) -> None:
+        changed = control.assigned(statement.body) - control.declared(statement.body) - set(statement.parameters)
+        if changed:
+            message = f"a lambda that changes {', '.join(sorted(changed))} outside of it cannot be lowered"
+            raise SourceError(statement.span, message)
         name = python_name(statement.name)
         self.local_functions[statement.name] = name
         before = dict(self.environment.variables)
         for parameter in statement.parameters:
             self.environment.variables[parameter] = Variable(python_name(parameter), INT)
         parameters = ", ".join(f"{python_name(parameter)}: int" for parameter in statement.parameters)
+        if not (self.lines and self.lines[-1].endswith(":")):
+            self.lines.append("")
         self._block(f"def {name}({parameters}) -> None:", statement.body)
+        self.lines.append("")
         self.environment.variables = before
+
+    # { … } with declarations of its own
+    def _on_block(self, statement: ir.Block) -> None:
+        before = dict(self.environment.variables)
+        outer, self.in_scope = self.in_scope, True
+        self._body(statement.body)
+        self.in_scope = outer
+        self._leave(before)
 
     # if (c) { … } else { … }
     def _on_if(self, statement: ir.If) -> None:
@@ -298,17 +364,22 @@ class _LauncherLowering:
 
     # for (int i = a; i < b; i += c) { … }
     def _on_for(self, statement: ir.For) -> None:
+        before = dict(self.environment.variables)
+        self._loop((), statement.body)
         simple = self._range(statement)
         if simple is not None:
             self._block(*simple)
+            self._leave(before)
             return
-        before = dict(self.environment.variables)
+        outer, self.in_scope = self.in_scope, True
         self._body(statement.init)
+        self.in_scope = outer
+        self._loop(statement.update, statement.body)
         if any(isinstance(one, ir.Continue) for one in ir.walk(statement.body)):
             raise SourceError(statement.span, "continue in a loop that is no plain count cannot be lowered")
         condition = self.expressions.text(statement.condition) if statement.condition is not None else "True"
         self._block(f"while {condition}:", (*statement.body, *statement.update))
-        self.environment.variables = before
+        self._leave(before)
 
     def _range(self, statement: ir.For) -> tuple[str, ir.Body] | None:
         """A loop that counts up to a bound is a ``range``, provided that its body leaves the counter alone."""
@@ -321,17 +392,24 @@ class _LauncherLowering:
             return None
         if not (isinstance(step, ir.Assign) and step.target == counter and step.operator == "+"):
             return None
-        if any(isinstance(one, ir.Assign) and one.target == counter for one in ir.walk(statement.body)):
+        # C looks at the bound and the step in every turn, a range once.
+        if control.assigned(statement.body) & {
+            init[0].name,
+            *control.names(condition.right),
+            *control.names(step.value),
+        }:
             return None
         start, stop = self.expressions.lower(init[0].value), self.expressions.text(condition.right)
         by = self.expressions.text(step.value)
-        name = python_name(init[0].name)
-        self.environment.variables[init[0].name] = Variable(name, init[0].type, start.is_natural)
+        outer, self.in_scope = self.in_scope, True
+        name = self._bind(init[0].name, init[0].type, is_natural=start.is_natural)
+        self.in_scope = outer
         bounds = [start.text, stop] if start.text != "0" or by != "1" else [stop]
         return f"for {name} in range({', '.join([*bounds, *([by] if by != '1' else [])])}):", statement.body
 
     # while (c) { … }
     def _on_while(self, statement: ir.While) -> None:
+        self._loop((), statement.body)
         self._block(f"while {self.expressions.text(statement.condition)}:", statement.body)
 
     # switch (n) { case 1: … break; default: exit(1); }
@@ -342,16 +420,17 @@ class _LauncherLowering:
             if case.is_default:
                 default = case
                 continue
-            if not _ends(case.body) and case is not statement.cases[-1]:
+            if not control.ends(case.body) and case is not statement.cases[-1]:
                 raise SourceError(statement.span, "a case that falls through into the next one cannot be lowered")
+            self._check_breaks(case)
             values = [self.expressions.text(value) for value in case.values]
             test = f"{subject} == {values[0]}" if len(values) == 1 else f"{subject} in ({', '.join(values)})"
-            self._block(f"{keyword} {test}:", _without_break(case.body))
+            self._block(f"{keyword} {test}:", control.without_break(case.body))
             keyword = "elif"
         self._default(statement, subject, default, has_cases=keyword == "elif")
 
     def _default(self, statement: ir.Switch, subject: str, default: ir.Case | None, *, has_cases: bool) -> None:
-        refuses = default is not None and any(_is_exit(one) for one in default.body)
+        refuses = default is not None and any(control.is_exit(one) for one in default.body)
         known = [self.expressions.text(value) for case in statement.cases for value in case.values]
         if refuses and has_cases:
             self._emit("else:")
@@ -360,14 +439,22 @@ class _LauncherLowering:
             self._emit(f'plan.require(False, "{subject} is one of {", ".join(known)}"{name})')
             self.depth -= 1
         elif default is not None:
-            self._block("else:" if has_cases else "if True:", _without_break(default.body))
+            self._check_breaks(default)
+            self._block("else:" if has_cases else "if True:", control.without_break(default.body))
+
+    def _check_breaks(self, case: ir.Case) -> None:
+        found = control.inner_break(control.without_break(case.body))
+        if found is not None:
+            raise SourceError(found.span, "a break in the middle of a case cannot be lowered")
 
     # return;   in a helper: return x;
     def _on_return(self, statement: ir.Return) -> None:
         if self.returns_value and statement.value is not None:
-            self._emit(f"return {self.expressions.text(statement.value)}")
-        else:
-            self._emit("return")
+            self._emit(f"return {self._stored(statement.value, self.launcher.returns)}")
+            return
+        if isinstance(statement.value, ex.Call):
+            self._on_evaluate(ir.Evaluate(statement.span, statement.value))
+        self._emit("return")
 
     def _on_break(self, statement: ir.Break) -> None:
         self._emit("break")
@@ -383,7 +470,15 @@ class _LauncherLowering:
         elif chosen:
             names = ", ".join(f'"{name}"' for name in chosen)
             test = f"plan.precision == {names}" if len(chosen) == 1 else f"plan.precision in ({names})"
+            # The condition is the preprocessor's: it opens no scope.
+            self.branch_names |= {one.name for one in statement.body if isinstance(one, ir.Declare)}
+            before = dict(self.environment.variables)
             self._block(f"if {test}:", statement.body)
+            for one in statement.body:
+                if isinstance(one, ir.Declare) and one.name not in before:
+                    self.environment.variables[one.name] = Variable(
+                        python_name(one.name), self.expressions.resolve(one.type)
+                    )
 
     def _on_unsupported(self, statement: ir.Unsupported) -> None:
         raise SourceError(statement.span, f"{' '.join(statement.text.split())[:60]!r}: {statement.reason}")
@@ -495,24 +590,3 @@ def _configuration(statement: ir.Launch) -> str:
     template = ", ".join(argument.text for argument in statement.template)
     kernel = f"{statement.kernel}<{template}>" if template else statement.kernel
     return f"{kernel}<<<{', '.join(spelled(part) for part in parts)}>>>"
-
-
-def _ends(body: ir.Body) -> bool:
-    if not body:
-        return False
-    last = body[-1]
-    if isinstance(last, ir.PrecisionBranch):
-        return _ends(last.body)
-    return isinstance(last, (ir.Break, ir.Return, ir.Continue)) or _is_exit(last)
-
-
-def _is_exit(statement: ir.Statement) -> bool:
-    call = statement.expression if isinstance(statement, ir.Evaluate) else None
-    return isinstance(call, ex.Call) and call.function.removeprefix("std::") in ("exit", "abort")
-
-
-def _without_break(body: ir.Body) -> ir.Body:
-    if body and isinstance(body[-1], ir.PrecisionBranch):
-        last = body[-1]
-        return (*body[:-1], ir.PrecisionBranch(last.span, last.condition, _without_break(last.body)))
-    return body[:-1] if body and isinstance(body[-1], ir.Break) else body

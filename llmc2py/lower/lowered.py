@@ -29,7 +29,7 @@ class Lowered:
     @property
     def is_wrapped(self) -> bool:
         """Whether it may be as large as its unsigned type allows, since a difference went below nought."""
-        return "wrap(" in self.text
+        return self.type.is_unsigned and "wrap(" in self.text
 
     @property
     def may_be_negative(self) -> bool:
