@@ -61,7 +61,8 @@ __device__ inline void add_atomically(float* target, float value) {
 template<class Half>
 __device__ inline void add_atomically(Half* target, float value) {
     unsigned short* word = reinterpret_cast<unsigned short*>(target);
-    unsigned short seen = *word, before;
+    // The exchange of zero for zero changes nothing, and reads what another thread may be writing.
+    unsigned short seen = atomicCAS(word, (unsigned short)0, (unsigned short)0), before;
     do {
         before = seen;
         Half sum;
