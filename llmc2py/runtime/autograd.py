@@ -214,8 +214,9 @@ def _output(array: Any, ctx: Context, index: int, recording: bool) -> Any:
     tensor.grad = None
     tensor.output = index
     if recording:
-        ctx.outputs_.append((array.shape, array.dtype))
-        floating = array.dtype in FLOATING
+        dtype = array.dtype
+        ctx.outputs_.append((array.shape, dtype))
+        floating = dtype in FLOATING
         tensor.requires_grad = floating
         tensor.node = ctx if floating else None
     else:
@@ -227,7 +228,9 @@ def _output(array: Any, ctx: Context, index: int, recording: bool) -> Any:
 def _check_gradient(grad: Any, like: Any, what: str) -> None:
     """Raise TypeError or ValueError unless a gradient has the backend, device, dtype and shape of its array."""
     same_kind = grad.__class__ is like.__class__ and grad.shape == like.shape and grad.dtype == like.dtype
-    if same_kind and (like.__class__ is np.ndarray or grad.data.device_id == like.data.device_id):
+    if same_kind and (
+        like.__class__ is np.ndarray or not has_several_devices() or grad.data.device_id == like.data.device_id
+    ):
         return
     if not is_array(grad) or place_of(grad, "grad") != place_of(like, "data"):
         where = place_of(like, "data")

@@ -175,7 +175,9 @@ class CallSite:
         """Return the normal form of arguments of a call, and be ready for CuPy arrays from now on."""
         global _cupy_array
         _cupy_array = arrays_module.cupy_array_type() or _NoCupy
-        self._key_functions[_cupy_array] = key_function(self._kinds, on_cuda=True)
+        self._key_functions[_cupy_array] = key_function(
+            self._kinds, on_cuda=True, several_devices=arrays_module.has_several_devices()
+        )
         return self._normal_form(args)
 
     def _normal_form(self, args: Sequence[Any]) -> list[Any]:
@@ -255,7 +257,7 @@ KeyFunction = Callable[..., "tuple[tuple[Any, ...], list[int]] | None"]
 
 
 @functools.cache
-def key_function(kinds: tuple[object, ...], *, on_cuda: bool) -> KeyFunction | None:
+def key_function(kinds: tuple[object, ...], *, on_cuda: bool, several_devices: bool = False) -> KeyFunction | None:
     """Return a function that makes the key and the addresses of a call with arrays of one type, written out.
 
     It does for the usual arguments what `CallSite._call` does for all, without a loop; it returns None for arguments of
@@ -272,8 +274,10 @@ def key_function(kinds: tuple[object, ...], *, on_cuda: bool) -> KeyFunction | N
             continue
         pointers.append(f"p{index}")
         if on_cuda:
-            setup += [f"m{index} = {name}.data", f"p{index} = m{index}.ptr"]
-            key.append(f"{name}.dtype, {name}.size, {name}._c_contiguous, p{index} & 15, m{index}.device_id")
+            # With one device there is no other that an array could be on.
+            device = f", {name}.data.device_id" if several_devices else ""
+            setup.append(f"p{index} = {name}.data.ptr")
+            key.append(f"{name}.dtype, {name}.size, {name}._c_contiguous, p{index} & 15{device}")
         else:
             setup.append(f"p{index} = numpy_pointer({name})")
             key.append(f"{name}.dtype, {name}.size, {name}.flags.num, p{index} & 15")

@@ -40,7 +40,10 @@ def _run_in_two(
     flat: list[Any] = [None if array is None else array.reshape(-1) for array in arrays]
     if head:
         launcher(*(None if array is None else array[:head] for array in flat), head, *after)
-    padded: list[Any] = [None if array is None else _padded(array[head:count], quantum) for array in flat]
+    padded: list[Any] = [
+        None if array is None else _padded(array[head:count], quantum, copied=param.intent != "out")
+        for param, array in zip(params, flat, strict=True)
+    ]
     launcher(*padded, quantum, *after)
     for param, array, whole, piece in zip(params, arrays, flat, padded, strict=True):
         if array is not None and param.is_written:
@@ -50,7 +53,8 @@ def _run_in_two(
                 array[...] = whole.reshape(array.shape)
 
 
-def _padded(piece: Any, quantum: int) -> Any:
+def _padded(piece: Any, quantum: int, *, copied: bool) -> Any:
     padded = array_module(piece).zeros(quantum, dtype=piece.dtype)
-    padded[: piece.size] = piece
+    if copied:
+        padded[: piece.size] = piece
     return padded

@@ -159,7 +159,7 @@ def _launch_step(launch: Launch, kernel: CompiledKernel) -> Step:
     A launch releases the GIL while the block is read, so that each running call has a block of its own: blocks wait in
     ``idle``, whose ``pop`` and ``append`` are atomic.
     """
-    grid, block, shared, start = launch.grid, launch.block, launch.shared, kernel.launch
+    start = _bound_launch(kernel, launch)
     patches = [(i, a.slot, a.byte_offset) for i, a in enumerate(launch.args) if isinstance(a, Pointer)]
     constants = [(i, _bits(launch, i)) for i, a in enumerate(launch.args) if not isinstance(a, Pointer)]
     count = len(launch.args)
@@ -178,10 +178,20 @@ def _launch_step(launch: Launch, kernel: CompiledKernel) -> Step:
         cells = arguments[0]
         for index, slot, offset in patches:
             cells[index] = pointers[slot] + offset
-        start(grid, block, shared, stream, arguments[1])
+        start(stream, arguments[1])
         idle.append(arguments)
 
     return step
+
+
+def _bound_launch(kernel: CompiledKernel, launch: Launch) -> Callable[[int, int], None]:
+    """Return a function of stream and arguments; a backend may offer one that costs less than ``launch`` (``bind``)."""
+    bind = getattr(kernel, "bind", None)
+    if bind is not None:
+        bound: Callable[[int, int], None] = bind(launch.grid, launch.block, launch.shared)
+        return bound
+    grid, block, shared, start = launch.grid, launch.block, launch.shared, kernel.launch
+    return lambda stream, args: start(grid, block, shared, stream, args)
 
 
 def _bits(launch: Launch, index: int) -> int:

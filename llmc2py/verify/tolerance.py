@@ -10,7 +10,8 @@ element:
 * the error of computing in float32: ``float32_tolerance(reduction)`` times the scale of the result. The scale of an
   element is its own size or the root mean square of the whole output, whichever is larger, for a small result is often
   the difference of large intermediates. Where even that is too small (LayerNorm's input gradient at C = 2 is zero but
-  for epsilon) the float32 error of the reference's own formula is observed at points nearby and used instead.
+  for epsilon) the float32 error of the reference's own formula is observed, at points nearby and with every
+  step rounded at random (see `stochastic`), and used instead.
 
 The first two, taken 1.5 times, are all that float16 and bfloat16 get: there is no blanket tolerance. A factor below 1.5
 would leave no room for the last bit of a tie that the float32 error tips over.
@@ -27,6 +28,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from llmc2py.verify.stochastic import RandomlyRounded
+
 Arrays = Mapping[str, NDArray[Any]]
 Reference = Callable[[dict[str, NDArray[Any]]], Arrays]
 
@@ -37,6 +40,7 @@ _FORWARD_TOLERANCE = 1e-5
 _REDUCTION_TOLERANCE = 1e-4
 _ROUNDING_FACTOR = 1.5
 _OBSERVED_FACTOR = 8.0
+_RANDOM_ROUNDINGS = 4
 _NEAREST, _FARTHEST = 2.0**-20, 2.0**-7
 #: bfloat16's rounding, 1.5 times, and as much again for the rounding of inputs.
 _NEAR_OVERFLOW = 3 * 2.0**-8
@@ -208,6 +212,25 @@ def _observed_float32_error(reference_fn: Reference, inputs: Arrays, outputs: Ar
             single = _evaluate(reference_fn, nearby, np.float32)
             double = _evaluate(reference_fn, nearby, np.float64)
             errors = {name: np.abs(single[name] - double[name]) for name in outputs}
-        for name, error in errors.items():
-            worst[name] = max(worst[name], float(np.max(error, where=np.isfinite(error), initial=0.0)))
+        _take_worst(worst, errors)
+    exact = _evaluate(reference_fn, inputs, np.float64)
+    for _ in range(_RANDOM_ROUNDINGS):
+        with np.errstate(all="ignore"):
+            moved = _evaluate_randomly_rounded(reference_fn, inputs, rng)
+            _take_worst(worst, {name: np.abs(moved[name] - exact[name]) for name in outputs})
     return worst
+
+
+def _take_worst(worst: dict[str, float], errors: Arrays) -> None:
+    for name, error in errors.items():
+        worst[name] = max(worst[name], float(np.max(error, where=np.isfinite(error), initial=0.0)))
+
+
+def _evaluate_randomly_rounded(
+    reference_fn: Reference, inputs: Arrays, rng: np.random.Generator
+) -> dict[str, NDArray[np.float64]]:
+    """Evaluate a reference with a random float32 rounding error in every step."""
+    given: dict[str, NDArray[Any]] = {
+        name: a.copy() if a.dtype.kind in "iub" else RandomlyRounded.of(a, rng) for name, a in inputs.items()
+    }
+    return {name: np.array(result, dtype=np.float64) for name, result in reference_fn(given).items()}

@@ -6,6 +6,7 @@ import functools
 import importlib
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -242,6 +243,19 @@ class CudaKernel:
                 self._launch(self._pointer, *grid, *block, shared_bytes, stream, args, 0)
             except self._cuda.driver.CUDADriverError as second:
                 raise self._failure(second, grid, block, shared_bytes) from second
+
+    def bind(self, grid: Dim3, block: Dim3, shared_bytes: int) -> Callable[[int, int], None]:
+        """Return a function of stream and arguments that launches with one configuration, for repeated calls."""
+        bound = functools.partial(self._launch, self._pointer, *grid, *block, shared_bytes)
+        failure = self._cuda.driver.CUDADriverError
+
+        def launch(stream: int, args: int) -> None:
+            try:
+                bound(stream, args, 0)
+            except failure:
+                self.launch(grid, block, shared_bytes, stream, args)
+
+        return launch
 
     def _failure(self, error: Any, grid: Dim3, block: Dim3, shared_bytes: int) -> Exception:
         launch = f"kernel {self.name!r} with grid {grid}, block {block}, {shared_bytes} bytes of dynamic shared memory"
