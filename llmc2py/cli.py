@@ -11,6 +11,7 @@ import errno
 import functools
 import os
 import pathlib
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -108,6 +109,13 @@ def _only_option(what: str) -> Callable[[_Command], _Command]:
     return click.option(
         "--only", multiple=True, metavar="GLOB", help=f"Only {what} that match; may be given several times."
     )
+
+
+def _check_architectures(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    for name in given:
+        if not re.fullmatch(r"sm_\d+[af]?", name):
+            raise click.BadParameter(f"{name} is no architecture; they are named like sm_90")
+    return tuple(dict.fromkeys(given))
 
 
 def _command(name: str) -> Callable[[Callable[..., int]], click.Command]:
@@ -217,6 +225,47 @@ def show(source: pathlib.Path, name: str, catalogs: tuple[pathlib.Path, ...], as
     else:
         views.show_items(found)
     return 0
+
+
+@_command("report")
+@click.argument("source", type=_path)
+@click.option("--arch", "architectures", multiple=True, metavar="sm_XY", callback=_check_architectures,
+              help="A GPU architecture to compile for; may be given several times [default: sm_90].")  # fmt: skip
+@click.option(
+    "--precision", "precisions", multiple=True, type=click.Choice(["float32", "float16", "bfloat16"]),
+    help="A precision to compile in; may be given several times [default: all].",
+)  # fmt: skip
+@click.option("--no-compile", is_flag=True, help="Compile nothing: say what is read and lowered alone.")
+@_catalog_option
+@_only_option("layers, source files and kernels")
+def report(
+    source: pathlib.Path,
+    architectures: tuple[str, ...],
+    precisions: tuple[str, ...],
+    no_compile: bool,
+    catalogs: tuple[pathlib.Path, ...],
+    only: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    """Say what of SOURCE can be used, and what not and why; exit with 1 where something is not accounted for."""
+    from llmc2py import console, pipeline, reporting, views
+
+    with console.Progress(f"reading {source}", quiet=as_json) as progress:
+        made = pipeline.generate(source, catalogs, only)
+        record = reporting.report(
+            source,
+            made,
+            catalogs,
+            architectures=architectures or (reporting.DEFAULT_ARCHITECTURE,),
+            precisions=precisions or reporting.ALL_PRECISIONS,
+            compiles=not no_compile,
+            progress=lambda done, total, row: progress.step(done, total, f"{row.kernel} {row.precision} {row.target}"),
+        )
+    if as_json:
+        console.write_json({"source": str(source)} | record)
+    else:
+        views.show_report(record)
+    return _FOUND if record["unexplained"] else 0
 
 
 @_command("verify")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 #: Wider than any table: what is piped is neither wrapped nor cut.
 _UNLIMITED = 1_000_000
+_BAR_WIDTH = 30
 
 
 def write(text: str = "") -> None:
@@ -100,6 +101,11 @@ class Progress:
         """Change the line."""
         if self._status is not None:
             self._status.update(text)
+
+    def step(self, done: int, total: int, text: str) -> None:
+        """Change the line to a bar: how much of all is done, and what was last."""
+        filled = _BAR_WIDTH * done // max(total, 1)
+        self.update(f"{'━' * filled}{'─' * (_BAR_WIDTH - filled)} {done}/{total} {text}")
 
     def __exit__(self, *_: object) -> None:
         if self._status is not None:

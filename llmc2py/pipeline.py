@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 
 from llmc2py import __version__
 from llmc2py.catalog import builtin_entries, is_entry, read_entry
-from llmc2py.diagnostics import Diagnostic, UsageError
+from llmc2py.diagnostics import Diagnostic, Severity, SourceSpan, UsageError
 from llmc2py.emit.lock import LOCK_NAME, emit_lock
 from llmc2py.emit.render import render_package
+from llmc2py.frontend.creference import parse_references
 from llmc2py.frontend.reader import read_tree
 from llmc2py.ir.catalog import CatalogEntry
-from llmc2py.ir.library import Library
+from llmc2py.ir.library import Library, Reference
 from llmc2py.ir.plans import PackagePlan
 from llmc2py.lower.modules import lower_library
 
@@ -51,6 +52,28 @@ def generate(source: pathlib.Path, catalogs: Sequence[pathlib.Path] = (), only: 
     catalog_hashes = {entry.file: hashlib.sha256(repr(entry).encode()).hexdigest() for entry in entries}
     lock = emit_lock(__version__, library.hashes, catalog_hashes, files)
     return Generated(files | {LOCK_NAME: lock}, plan, library, (*library.diagnostics, *diagnostics))
+
+
+def plain_references(source: pathlib.Path) -> tuple[list[Reference], list[Diagnostic]]:
+    """Return the references in the plain C files under a source, and what could not be read."""
+    references: list[Reference] = []
+    diagnostics: list[Diagnostic] = []
+    for path in sorted(source.rglob("*.c")):
+        name = path.relative_to(source)
+        if any(part.startswith(".") for part in name.parts) or any(
+            (folder / LOCK_NAME).is_file() for folder in path.parents if folder.is_relative_to(source)
+        ):
+            continue
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            place = SourceSpan(name.as_posix(), 1)
+            diagnostics.append(Diagnostic(Severity.WARNING, place, f"cannot be read: {error.strerror}"))
+            continue
+        found, said = parse_references(text, name.as_posix())
+        references += [Reference(one.name, one.span, one.double_params, one.double_source) for one in found]
+        diagnostics += said
+    return references, diagnostics
 
 
 def load_entries(source: pathlib.Path, catalogs: Iterable[pathlib.Path]) -> list[CatalogEntry]:

@@ -206,6 +206,72 @@ def _show_python(record: Record) -> None:
         write_code(text, "python")
 
 
+# --- report
+
+
+def show_report(record: Record) -> None:
+    """Write the tables of what is read, compiled and lowered, the totals, and what is not accounted for."""
+    targets = [*record["architectures"], "cpu"] if record["compiled"] else []
+    write_table(
+        ("kernel", "place", "sliced", *targets, "parameters"),
+        [_kernel_row(item, targets, record["precisions"]) for item in record["kernels"]],
+    )
+    for item in record["kernels"]:
+        for reason in dict.fromkeys(_remarks(item)):
+            write(f"{_place(item)}: {item['name']}: {reason}")
+    write()
+    write_table(
+        ("launcher", "place", "launch sites", "status", "reason"),
+        [_launcher_row(item) for item in record["launchers"]],
+        numbers=("launch sites",),
+    )
+    if record["references"]:
+        write()
+        rows = [
+            (item["name"], _place(item), "usable" if item["usable"] else item["reason"])
+            for item in record["references"]
+        ]
+        write_table(("reference", "place", "status"), rows)
+    write()
+    _show_totals(record)
+
+
+def _kernel_row(item: Record, targets: Sequence[str], precisions: Sequence[str]) -> tuple[str, ...]:
+    """Return the cells of a kernel; of each target the precisions that it compiles in, `ok` where these are all."""
+    cells = []
+    for target in targets:
+        outcomes = item["compiled"][target]
+        done = [name for name in precisions if outcomes.get(name, {}).get("status") == "ok"]
+        other = [f"{name} {one['status']}" for name, one in outcomes.items() if one["status"] != "ok"]
+        cells.append("ok" if len(done) == len(precisions) else ", ".join([*done, *other]) or "-")
+    parameters = ", ".join(f"{one['name']}: {one['intent']}" for one in item["parameters"] if one["intent"])
+    return item["name"], _place(item), "yes" if item["sliced"] else "NO", *cells, parameters
+
+
+def _remarks(item: Record) -> Iterable[str]:
+    if item["reason"] is not None:
+        yield f"left out: {item['reason']}"
+    for target, outcomes in item["compiled"].items():
+        for precision, one in outcomes.items():
+            if one["status"] != "ok":
+                yield f"{one['status']} in {precision} for {target}: {' '.join(one['detail'].split())[:300]}"
+
+
+def _launcher_row(item: Record) -> tuple[str, ...]:
+    status = f"replaced by {item['replaced_by']}" if item["replaced_by"] else item["status"].replace("_", " ")
+    return item["name"], _place(item), str(item["launch_sites"]), status, item["reason"] or "-"
+
+
+def _show_totals(record: Record) -> None:
+    rows = [(what, name, str(count)) for what, counts in record["totals"].items() for name, count in counts.items()]
+    write_table(("of", "count", "number"), [(what.replace("_", " "), name, n) for what, name, n in rows],
+                numbers=("number",))  # fmt: skip
+    left = record["unexplained"]
+    write(f"\n{_count(len(left), 'thing')} not accounted for{':' if left else ''}")
+    for line in left:
+        write(line)
+
+
 # --- verify and doctor
 
 

@@ -9,11 +9,12 @@ from typing import Any
 
 from llmc2py.diagnostics import UsageError
 from llmc2py.ir.catalog import CatalogEntry, PassEntry
-from llmc2py.ir.plans import ArraySpec, CReferenceCall
+from llmc2py.ir.plans import ArraySpec, CReferenceCall, VariantCall
 
 _KEYS = frozenset(
     {"name", "layer", "summary", "details", "source", "launchers", "kernels", "uses", "inputs", "parameters",
-     "outputs", "forward", "backward", "extents", "reference", "fast_sizes"}
+     "outputs", "forward", "backward", "extents", "reference", "fast_sizes", "replaces",
+     "variants"}
 )  # fmt: skip
 _REQUIRED = ("name", "layer", "summary", "source", "inputs", "outputs", "forward", "reference")
 
@@ -89,7 +90,16 @@ def _entry(table: dict[str, Any], file: str) -> CatalogEntry:
         ),
         fast_sizes=str(table.get("fast_sizes", "all")),
         reduction=reference.get("reduction"),
+        replaces=tuple(map(str, table.get("replaces", ()))),
+        variants=tuple(_variant(item) for item in table.get("variants", ())),
     )
+
+
+def _variant(item: dict[str, Any]) -> VariantCall:
+    call = item["call"].strip()
+    if item["reference"] not in ("forward", "backward") or not (call.startswith("(") and call.endswith(")")):
+        raise ValueError(f"variant {item!r}: reference is forward or backward, call is (argument, ...)")
+    return VariantCall(str(item["file"]), str(item["launchers"]), item["reference"], call)
 
 
 def _alternatives(value: object) -> tuple[str, ...]:

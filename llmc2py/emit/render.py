@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import keyword
 import pathlib
@@ -330,7 +331,23 @@ def _references(plan: PackagePlan) -> dict[str, Any]:
                 ],
             }
         )
-    return {"references": found}
+    return {"references": found, "variants": _variants(plan)}
+
+
+def _variants(plan: PackagePlan) -> list[str]:
+    """Return the launchers that compute an op's pass beside those that its layer uses, as the catalogue names them."""
+    found = []
+    for op in (module.op for module in plan.ops if module.op is not None):
+        for one in op.variants:
+            arguments = tuple_text(quoted(item) for item in split_arguments(one.call[1:-1]))
+            found += [
+                f"Variant({quoted(op.name)}, {quoted(one.reference)}, {quoted(module.path.replace('/', '.'))}, "
+                f"{quoted(launcher.name)}, {arguments}, {quoted(one.file)})"
+                for module in plan.modules
+                for launcher in module.launchers
+                if module.source == one.file and fnmatch.fnmatchcase(launcher.name, one.launchers)
+            ]
+    return found
 
 
 def _c_path(file: str, function: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmc2py.ir.plans import ArraySpec, CReferenceCall
+from llmc2py.ir.plans import ArraySpec, CReferenceCall, VariantCall
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,9 @@ class CatalogEntry:
     ``file`` names the TOML file, for messages. ``launchers`` and ``kernels`` of ``source`` are emitted in the op's
     module; ``uses`` are those of other modules (``file:name`` where they are of another file). ``extents`` gives the
     number of elements by launcher (of any file in the tree: by the file's name) and parameter: alternatives, of which
-    the first counts whose names are all parameters of the launcher.
+    the first counts whose names are all parameters of the launcher. ``replaces`` are launchers that are beyond lowering
+    and whose work the recipes do (``file:name`` where they are of another file); ``variants`` launchers that compute the op
+    too.
     """
 
     file: str
@@ -46,3 +48,5 @@ class CatalogEntry:
     c_references: tuple[CReferenceCall, ...]
     fast_sizes: str
     reduction: str | None
+    replaces: tuple[str, ...] = ()
+    variants: tuple[VariantCall, ...] = ()

@@ -87,6 +87,16 @@ class CReferenceCall:
 
 
 @dataclass(frozen=True)
+class VariantCall:
+    """How the launchers of a file whose names match a pattern compute an op's pass: what goes into each parameter."""
+
+    file: str
+    launchers: str
+    reference: str
+    call: str
+
+
+@dataclass(frozen=True)
 class OpPlan:
     """A catalogue entry, checked against the launchers and kernels that it uses."""
 
@@ -108,6 +118,7 @@ class OpPlan:
     c_references: tuple[CReferenceCall, ...]
     fast_sizes: str
     reduction: str | None = None
+    variants: tuple[VariantCall, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,7 @@ def lower_entry(entry: CatalogEntry, callables: Mapping[str, Callable], precisio
         c_references=entry.c_references,
         fast_sizes=entry.fast_sizes,
         reduction=entry.reduction,
+        variants=entry.variants,
     )
 
 

@@ -47,3 +47,19 @@ class Reference:
     backward: Callable[..., Arrays] | None
     c: tuple[CReference, ...] = ()
     reduction: str | None = None
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A launcher that computes the pass of an op and is in no layer: one of several kernels for the same thing.
+
+    ``reference`` is ``forward`` or ``backward``; ``module`` the launcher's module within the package, ``file`` its
+    source; ``arguments`` the expressions for its parameters in terms of the op's arrays, its sizes and ``block_size``.
+    """
+
+    op: str
+    reference: str
+    module: str
+    launcher: str
+    arguments: tuple[str, ...]
+    file: str

@@ -6,8 +6,9 @@ import ast
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -33,7 +34,9 @@ def compile_check(
     architectures: Sequence[str] = ARCHITECTURES,
     *,
     cpu: bool = True,
+    precisions: Sequence[str] = tuple(PRECISIONS),
     progress: Callable[[CompileRow], None] | None = None,
+    announce: Callable[[int], None] | None = None,
 ) -> list[CompileRow]:
     """Compile every kernel of a package in every precision that it has. Needs no GPU; finished kernels are cached.
 
@@ -45,8 +48,18 @@ def compile_check(
         What NVRTC compiles for. Where NVRTC is missing, or does not know one, its rows are marked as skipped.
     cpu
         Whether to compile for the CPU backend too.
+    precisions
+        What to compile kernels in that have a choice; the others are compiled as they are, in float32.
     progress
-        Called with each row, in the order of the result.
+        Called with each row as it is made.
+    announce
+        Called before the first row with the number of rows to come; a few more may follow where types do not fit.
+
+    Returns
+    -------
+    list of CompileRow
+        A row for every instantiation. Template types are those of the precision; where a kernel does not take these it
+        is tried with float in the place of some, and what does not fit is marked as skipped if something else does.
 
     Raises
     ------
@@ -57,21 +70,41 @@ def compile_check(
     targets = [*architectures, *([CPU] if cpu else [])]
     missing = _unusable(architectures)
     rows: list[CompileRow] = []
-    jobs = [job for target in targets for job in _jobs(loaded, target, missing.get(target, ""), rows)]
+    jobs = [job for target in targets for job in _jobs(loaded, target, missing.get(target, ""), precisions, rows)]
+    if announce is not None:
+        announce(len(rows) + len(jobs))
     for row in rows:
         if progress is not None:
             progress(row)
+    compiled = list(zip(jobs, _compile_all([job for job, _ in jobs], progress), strict=True))
+    others = [job for (_, typed), row in compiled if not (row.ok or row.skipped) for job in typed]
+    fitting = [row for row in _compile_all(others, progress) if row.ok]
+    return [*rows, *(_unfit(row, fitting) for _, row in compiled), *fitting]
+
+
+def _compile_all(jobs: Sequence[Job], progress: Callable[[CompileRow], None] | None) -> list[CompileRow]:
+    """Compile jobs side by side; return their rows in order."""
     workers = os.cpu_count() or 1
     results: list[Future[CompileRow]] = [Future() for _ in jobs]
+    rows: list[CompileRow] = []
     with ThreadPoolExecutor(workers) as pool:
         for share in _shares(jobs, workers):
             pool.submit(_run_share, [jobs[index] for index in share], [results[index] for index in share])
         for result in results:
-            row = result.result()
-            rows.append(row)
+            rows.append(result.result())
             if progress is not None:
-                progress(row)
+                progress(rows[-1])
     return rows
+
+
+def _unfit(row: CompileRow, fitting: Iterable[CompileRow]) -> CompileRow:
+    """Return the row of an instantiation, marked as skipped where other types fit the kernel in its place."""
+    if row.ok or row.skipped:
+        return row
+    place = row.module, row.kernel.split("<")[0], row.precision, row.target
+    if any((one.module, one.kernel.split("<")[0], one.precision, one.target) == place for one in fitting):
+        return replace(row, skipped=True, detail=f"the kernel does not take these types: {row.detail}")
+    return row
 
 
 def _shares(jobs: Sequence[Job], workers: int) -> list[list[int]]:
@@ -110,19 +143,39 @@ def _unusable(architectures: Sequence[str]) -> dict[str, str]:
 # --- what there is to compile
 
 
-def _jobs(package: Package, target: str, missing: str, rows: list[CompileRow]) -> Iterator[Job]:
-    """Yield every kernel, instantiation and precision; kernels that cannot be instantiated become rows."""
+def _jobs(
+    package: Package, target: str, missing: str, precisions: Sequence[str], rows: list[CompileRow]
+) -> Iterator[tuple[Job, list[Job]]]:
+    """Yield every kernel, instantiation and precision, each with what to try where its types do not fit.
+
+    Kernels that cannot be instantiated become rows.
+    """
     for module in package.modules():
         values = _launched_values(module)
+        name = package.name_of(module)
         for kernel in kernels_of(module):
-            name = package.name_of(module)
-            for precision in precisions_of(kernel):
-                bindings = list(_bindings(kernel, precision, values.get(kernel.name, [])))
+            for precision in _chosen(precisions_of(kernel), precisions):
+                launched = values.get(kernel.name, [])
+                bindings = list(_bindings(kernel, precision, launched))
                 for binding in bindings:
-                    yield Job(name, kernel.instance(binding).request, target, missing)
+                    others = [
+                        Job(name, kernel.instance(one).request, target)
+                        for one in _bindings(kernel, precision, launched, mixed=True)
+                        if _values(kernel, one) == _values(kernel, binding) and one not in bindings
+                    ]
+                    yield Job(name, kernel.instance(binding).request, target, missing), others
                 if not bindings:
                     detail = "no launcher gives its template arguments"
                     rows.append(CompileRow(name, kernel.name, precision, target, False, True, 0.0, detail))
+
+
+def _chosen(found: tuple[str, ...], wanted: Sequence[str]) -> list[str]:
+    return [one for one in found if one in wanted or len(found) == 1]
+
+
+def _values(kernel: Kernel, binding: Binding) -> list[TemplateValue]:
+    """Return the template arguments that are no types."""
+    return [value for one, value in zip(kernel.template, binding.template, strict=True) if one.kind != "type"]
 
 
 def kernels_of(module: ModuleType) -> list[Kernel]:
@@ -162,20 +215,26 @@ def slice_text(text: str, selector: str) -> str:
     return "\n".join(kept)
 
 
-def _bindings(kernel: Kernel, precision: str, launched: list[tuple[Any, ...]]) -> Iterator[Binding]:
-    """Yield the template arguments that launchers give: types of the precision, and the values named at launches."""
+def _bindings(
+    kernel: Kernel, precision: str, launched: list[tuple[Any, ...]], *, mixed: bool = False
+) -> Iterator[Binding]:
+    """Yield the template arguments that launchers give: types of the precision, and the values named at launches.
+
+    ``mixed`` lets float stand for any of the types.
+    """
     element = {"float32": "float", "float16": "half", "bfloat16": "bfloat16"}[precision]
-    choices = [_choices(one, index, element, launched) for index, one in enumerate(kernel.template)]
+    types = list(dict.fromkeys(["float", element])) if mixed else [element]
+    choices = [_choices(one, index, types, launched) for index, one in enumerate(kernel.template)]
     for values in itertools.product(*choices):
-        types = {one.name: str(value) for one, value in zip(kernel.template, values, strict=True) if one.kind == "type"}
-        yield Binding(precision, values, types)
+        bound = {one.name: str(value) for one, value in zip(kernel.template, values, strict=True) if one.kind == "type"}
+        yield Binding(precision, values, bound)
 
 
 def _choices(
-    parameter: TemplateParam, index: int, element: str, launched: list[tuple[Any, ...]]
+    parameter: TemplateParam, index: int, types: list[str], launched: list[tuple[Any, ...]]
 ) -> list[TemplateValue]:
     if parameter.kind == "type":
-        return [element]
+        return [*types]
     if parameter.kind == "bool":
         return [False, True]
     given = [values[index] for values in launched if index < len(values) and isinstance(values[index], int)]
