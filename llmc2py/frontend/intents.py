@@ -39,6 +39,7 @@ class Access:
     accumulates: bool = False
     width: int = 0
     nullable: bool = False
+    tests_alignment: bool = False
 
     @property
     def intent(self) -> Intent:
@@ -54,6 +55,12 @@ class Access:
         self.writes |= other.writes
         self.accumulates |= other.accumulates
         self.width = max(self.width, other.width)
+        self.tests_alignment |= other.tests_alignment
+
+    @property
+    def alignment(self) -> int:
+        """The bytes that the memory must be aligned to; code that looks at the address itself takes any."""
+        return 0 if self.tests_alignment else self.width
 
 
 @dataclass
@@ -164,6 +171,8 @@ class IntentAnalysis:
             self._visit_call(function, node)
         elif node.type == "binary_expression" and self.tree.text(node.children[1]) in ("!=", "=="):
             self._visit_null_check(function, node)
+        elif node.type == "binary_expression" and self.tree.text(node.children[1]) in ("%", "&"):
+            self._visit_address_test(function, node)
 
     def _visit_access(self, function: _Function, node: Node, pointer: Node) -> None:
         root = self._pointer_root(function, pointer)
@@ -309,6 +318,19 @@ class IntentAnalysis:
                 root = function.roots.get(self.tree.text(pointer))
                 if root is not None:
                     function.access[root].nullable = True
+
+    def _visit_address_test(self, function: _Function, node: Node) -> None:
+        """``(uintptr_t)p % 16``, ``reinterpret_cast<size_t>(p) & 15``."""
+        value = _bare(child(node, "left"))
+        if value.type == "cast_expression":
+            target, pointer = self.tree.text(child(value, "type")), child(value, "value")
+        elif value.type == "call_expression" and self._callee(value) == "reinterpret_cast":
+            target, pointer = self.tree.text(child(value, "function")), named(child(value, "arguments"))[0]
+        else:
+            return
+        root = self._pointer_root(function, pointer)
+        if root is not None and "*" not in target:
+            function.access[root].tests_alignment = True
 
     def _width(self, function: _Function, pointer: Node) -> int:
         """Return the bytes that an access through this pointer must be aligned to, as far as a cast says it."""
