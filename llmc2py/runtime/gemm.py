@@ -1,4 +1,4 @@
-"""Matrix products: what cuBLAS and cuBLASLt calls of launchers say, as one operation of a plan.
+"""Matrix products: what calls of cuBLAS in launchers say, as one operation of a plan.
 
 Matrices are column-major, as in cuBLAS; enumerators are strings with cuBLAS's own names. The functions take what the C
 functions of the same name take, less handles, workspaces and algorithms.
@@ -50,11 +50,6 @@ BIAS_GRADIENTS = frozenset({"DGELU_BGRAD", "BGRADA", "BGRADB"})
 STORING_AUX = frozenset({"GELU_AUX", "GELU_AUX_BIAS"})
 READING_AUX = frozenset({"DGELU", "DGELU_BGRAD"})
 EPILOGUES = frozenset({"DEFAULT", "RELU", "GELU"}) | BIASED | BIAS_GRADIENTS | STORING_AUX | READING_AUX
-_EPILOGUE_PREFIX, _DESC_PREFIX, _LAYOUT_PREFIX = (
-    "CUBLASLT_EPILOGUE_",
-    "CUBLASLT_MATMUL_DESC_",
-    "CUBLASLT_MATRIX_LAYOUT_",
-)
 
 
 @dataclass(frozen=True)
@@ -146,113 +141,6 @@ class Gemm:
             yield "aux", self.epilogue.aux
 
 
-class _Attributes:
-    """A descriptor: attributes by name, with the ones that there are and their values at the start."""
-
-    prefix: str
-
-    def __init__(self, values: dict[str, Any]) -> None:
-        self.values = values
-
-    def set(self, attribute: str, value: Any) -> None:
-        """Set an attribute by its enumerator. Raises ValueError for one that has no meaning here."""
-        name = attribute.removeprefix(self.prefix)
-        if name not in self.values:
-            raise ValueError(f"{attribute} is not supported; there are {', '.join(self.values)}")
-        self.values[name] = value
-
-
-class LtMatmulDesc(_Attributes):
-    """``cublasLtMatmulDesc_t``: how the product is computed, transposes, epilogue."""
-
-    prefix = _DESC_PREFIX
-
-    def __init__(self, compute_type: str, scale_type: str = "CUDA_R_32F") -> None:
-        super().__init__(
-            {
-                "COMPUTE_TYPE": compute_type,
-                "SCALE_TYPE": scale_type,
-                "TRANSA": "CUBLAS_OP_N",
-                "TRANSB": "CUBLAS_OP_N",
-                "EPILOGUE": "CUBLASLT_EPILOGUE_DEFAULT",
-                "BIAS_POINTER": None,
-                "BIAS_DATA_TYPE": None,
-                "BIAS_BATCH_STRIDE": 0,
-                "EPILOGUE_AUX_POINTER": None,
-                "EPILOGUE_AUX_LD": None,
-                "EPILOGUE_AUX_DATA_TYPE": None,
-                "EPILOGUE_AUX_BATCH_STRIDE": 0,
-            }
-        )
-
-    def epilogue(self, d: Matrix) -> Epilogue:
-        """Return the epilogue of a product with this D. Raises ValueError for one that is not known."""
-        values = self.values
-        name = values["EPILOGUE"].removeprefix(_EPILOGUE_PREFIX)
-        if name not in EPILOGUES:
-            raise ValueError(
-                f"epilogue {values['EPILOGUE']} is not supported; there are {', '.join(sorted(EPILOGUES))}"
-            )
-        bias = aux = None
-        if name in BIASED | BIAS_GRADIENTS:
-            length = d.cols if name == "BGRADB" else d.rows
-            dtype = values["BIAS_DATA_TYPE"] or d.dtype
-            bias = Matrix(values["BIAS_POINTER"], dtype, length, 1, length, values["BIAS_BATCH_STRIDE"])
-        if name in STORING_AUX | READING_AUX:
-            ld = values["EPILOGUE_AUX_LD"]
-            dtype = values["EPILOGUE_AUX_DATA_TYPE"] or d.dtype
-            stride = values["EPILOGUE_AUX_BATCH_STRIDE"]
-            aux = Matrix(values["EPILOGUE_AUX_POINTER"], dtype, d.rows, d.cols, d.rows if ld is None else ld, stride)
-        return Epilogue(name, bias, aux)
-
-
-class LtMatrixLayout(_Attributes):
-    """``cublasLtMatrixLayout_t``: element type, rows, columns and leading dimension of a column-major matrix."""
-
-    prefix = _LAYOUT_PREFIX
-
-    def __init__(self, dtype: str, rows: int, cols: int, ld: int) -> None:
-        super().__init__(
-            {"TYPE": dtype, "ROWS": rows, "COLS": cols, "LD": ld, "BATCH_COUNT": 1, "STRIDED_BATCH_OFFSET": 0}
-        )
-
-    @property
-    def batch_count(self) -> int:
-        """How many matrices there are."""
-        return int(self.values["BATCH_COUNT"])
-
-    def matrix(self, pointer: Pointer) -> Matrix:
-        """Return the matrix of this layout at a place."""
-        rows, cols, ld, stride = (int(self.values[name]) for name in ("ROWS", "COLS", "LD", "STRIDED_BATCH_OFFSET"))
-        return Matrix(pointer, self.values["TYPE"], rows, cols, ld, stride)
-
-
-# cublasLtMatmul(handle, desc, &alpha, A, Adesc, B, Bdesc, &beta, C, Cdesc, D, Ddesc, algo, workspace, size, stream)
-def lt_matmul(
-    desc: LtMatmulDesc,
-    alpha: float,
-    a: Pointer,
-    a_layout: LtMatrixLayout,
-    b: Pointer,
-    b_layout: LtMatrixLayout,
-    beta: float,
-    c: Pointer,
-    c_layout: LtMatrixLayout,
-    d: Pointer,
-    d_layout: LtMatrixLayout,
-) -> Gemm:
-    """Return the product that ``cublasLtMatmul`` computes. Raises ValueError for descriptors that do not agree."""
-    operands = a_layout.matrix(a), b_layout.matrix(b), c_layout.matrix(c), d_layout.matrix(d)
-    counts = {layout.batch_count for layout in (a_layout, b_layout, c_layout, d_layout)}
-    if len(counts) > 1:
-        raise ValueError(f"the matrices of a batched product have different batch counts: {sorted(counts)}")
-    transa, transb = _is_transposed(desc.values["TRANSA"]), _is_transposed(desc.values["TRANSB"])
-    return Gemm(
-        *operands, transa, transb, alpha, beta, counts.pop(),
-        _compute_type(desc.values["COMPUTE_TYPE"]), desc.epilogue(operands[3]),
-    )  # fmt: skip
-
-
 # cublasGemmStridedBatchedEx(handle, opA, opB, m, n, k, &alpha, A, typeA, lda, strideA, B, …, batchCount, compute, algo)
 def gemm_strided_batched_ex(
     transa: str,
@@ -278,11 +166,11 @@ def gemm_strided_batched_ex(
     compute_type: str,
 ) -> Gemm:
     """Return the products that ``cublasGemmStridedBatchedEx`` computes. Raises ValueError for unknown enumerators."""
-    is_a_transposed, is_b_transposed = _is_transposed(transa), _is_transposed(transb)
+    is_a_transposed, is_b_transposed = is_transposed(transa), is_transposed(transb)
     first = Matrix(a, a_type, *((k, m) if is_a_transposed else (m, k)), lda, stride_a)
     second = Matrix(b, b_type, *((n, k) if is_b_transposed else (k, n)), ldb, stride_b)
     result = Matrix(c, c_type, m, n, ldc, stride_c)
-    compute = _compute_type(compute_type)
+    compute = compute_type_named(compute_type)
     return Gemm(first, second, result, result, is_a_transposed, is_b_transposed, alpha, beta, batch_count, compute)
 
 
@@ -399,13 +287,15 @@ def _layout_problem(matrix: Matrix, name: str) -> str | None:
     return None
 
 
-def _is_transposed(operation: str) -> bool:
+def is_transposed(operation: str) -> bool:
+    """Return whether a ``cublasOperation_t`` transposes. Raises ValueError for one that is not known."""
     if operation not in _OPERATIONS:
         raise ValueError(f"operation {operation} is not known; there are {', '.join(_OPERATIONS)}")
     return _OPERATIONS[operation]
 
 
-def _compute_type(name: str) -> str:
+def compute_type_named(name: str) -> str:
+    """Return a ``cublasComputeType_t`` by its name or that of a data type. Raises ValueError for an unknown one."""
     if name not in _COMPUTE_TYPES:
         raise ValueError(f"compute type {name} is not supported; there are {', '.join(_COMPUTE_TYPES)}")
     return _COMPUTE_TYPES[name]
