@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 import os
 import re
@@ -18,6 +17,7 @@ from llmc2py.runtime.errors import ToolMissingError
 from llmc2py.runtime.kernel import Kernel
 from llmc2py.runtime.params import Binding, TemplateParam, TemplateValue
 from llmc2py.verify.compile_worker import CPU, CompileRow, Job, compile_apart, compile_job
+from llmc2py.verify.launched import Values, launched_values
 from llmc2py.verify.packages import Package, load_package
 
 __all__ = ["ARCHITECTURES", "CompileRow", "compile_check", "kernels_of", "precisions_of", "slice_text"]
@@ -215,9 +215,7 @@ def slice_text(text: str, selector: str) -> str:
     return "\n".join(kept)
 
 
-def _bindings(
-    kernel: Kernel, precision: str, launched: list[tuple[Any, ...]], *, mixed: bool = False
-) -> Iterator[Binding]:
+def _bindings(kernel: Kernel, precision: str, launched: list[Values], *, mixed: bool = False) -> Iterator[Binding]:
     """Yield the template arguments that launchers give: types of the precision, and the values named at launches.
 
     ``mixed`` lets float stand for any of the types.
@@ -230,27 +228,20 @@ def _bindings(
         yield Binding(precision, values, bound)
 
 
-def _choices(
-    parameter: TemplateParam, index: int, types: list[str], launched: list[tuple[Any, ...]]
-) -> list[TemplateValue]:
+def _choices(parameter: TemplateParam, index: int, types: list[str], launched: list[Values]) -> list[TemplateValue]:
     if parameter.kind == "type":
         return [*types]
     if parameter.kind == "bool":
         return [False, True]
-    given = [values[index] for values in launched if index < len(values) and isinstance(values[index], int)]
+    kind = str if parameter.kind == "function" else int
+    given = [value for value in (launched[index] if index < len(launched) else ()) if isinstance(value, kind)]
     if parameter.default is not None:
-        given.append(int(parameter.default))
+        given.append(parameter.default)
     return sorted(set(given))
 
 
-def _launched_values(module: ModuleType) -> dict[str, list[tuple[Any, ...]]]:
-    """Return the constants among the template arguments of a module's launches, by kernel; others are None."""
-    found: dict[str, list[tuple[Any, ...]]] = {}
+def _launched_values(module: ModuleType) -> dict[str, list[Values]]:
+    """Return the values that template arguments of a module's kernels are launched with, by the kernels' C++ names."""
     loader: Any = module.__loader__
-    for node in ast.walk(ast.parse(loader.get_source(module.__name__))):
-        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Name):
-            for keyword in node.keywords:
-                if keyword.arg == "template" and isinstance(keyword.value, ast.Tuple):
-                    values = tuple(one.value if isinstance(one, ast.Constant) else None for one in keyword.value.elts)
-                    found.setdefault(node.args[0].id, []).append(values)
-    return found
+    found = launched_values(loader.get_source(module.__name__))
+    return {getattr(module, symbol).name: values for symbol, values in found.items() if hasattr(module, symbol)}
