@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-import keyword
 import pathlib
 import re
 from typing import Any
@@ -14,7 +13,9 @@ import jinja2
 from llmc2py.emit.functions import OPS, function_values, tuple_text
 from llmc2py.emit.sources import emit_source
 from llmc2py.emit.text import WIDTH, indent, lay_out_all, plain, prose, quoted, split_arguments
+from llmc2py.ir.blas import PRODUCT_CALLS
 from llmc2py.ir.library import Intent, Kernel, Parameter, Reference, TemplateParameter
+from llmc2py.ir.names import python_name
 from llmc2py.ir.plans import ArraySpec, LaunchPlan, ModulePlan, PackagePlan
 from llmc2py.ir.types import LAUNCHER, CType
 
@@ -105,6 +106,7 @@ def _module(module: ModulePlan) -> dict[str, Any]:
         "module": module,
         "name": module.path.rsplit("/", 1)[-1],
         "doc": _module_doc(module),
+        "needs_any": function is not None or any(": Any" in line for plan in module.launchers for line in plan.body),
         "needs_math": any("math" in plan.uses for plan in module.launchers),
         "runtime": sorted(runtime, key=_import_order),
         "ops": sorted(ops),
@@ -158,7 +160,7 @@ def _kernel(module: ModulePlan, kernel: Kernel) -> dict[str, Any]:
 def parameter_name(parameter: Parameter, index: int) -> str:
     """Return the Python name of a parameter, one for unnamed ones too."""
     name = parameter.name or parameter.type.tag or f"argument{index}"
-    return f"{name}_" if keyword.iskeyword(name) or name == "plan" else name
+    return python_name(name)
 
 
 def _param(parameter: Parameter, index: int) -> str:
@@ -194,10 +196,8 @@ def _launcher(module: ModulePlan, plan: LaunchPlan) -> dict[str, Any]:
         f"{name}: {_annotation(one, template)}{default}"
         for name, one, default in zip(names, parameters, defaults, strict=True)
     ]
-    signature += [f"{name}: int" for name in plan.asked]
-    params = [_param(one, index) for index, one in enumerate(parameters)] + [
-        f'Param({quoted(name)}, "int")' for name in plan.asked
-    ]
+    signature += [f"{one.name}: {_annotation(one, template)}" for one in plan.asked]
+    params = [_param(one, index) for index, one in enumerate((*parameters, *plan.asked))]
     return {
         "name": plan.name,
         "params": params,
@@ -214,7 +214,9 @@ def _helpers(module: ModulePlan) -> list[dict[str, Any]]:
     return [
         {
             "name": helper.name,
-            "signature": ", ".join(f"{name}: int" for name in helper.parameters),
+            "signature": ", ".join(
+                [*(["plan: Plan"] if helper.takes_plan else []), *(f"{name}: int" for name in helper.parameters)]
+            ),
             "origin": helper.span.origin,
             "body": indent(helper.body, 1),
         }
@@ -255,11 +257,13 @@ def _annotation(parameter: Parameter, template: set[str]) -> str:
 
 def _launcher_doc(plan: LaunchPlan) -> list[str]:
     launches = [" ".join(prose(one, 10_000)) for one in dict.fromkeys(plan.launches)]
+    multiplies = bool(plan.uses & {call.function for call in PRODUCT_CALLS.values()})
+    what = "Multiply matrices and launch" if multiplies else "Launch"
     if len(launches) == 1:
-        return [f'"""Launch `{launches[0]}`."""']
+        return [f'"""{what} `{launches[0]}`."""']
     if launches:
-        return ['"""Launch, in this order or as the sizes choose:', "", *(f"* `{one}`" for one in launches), '"""']
-    return ['"""Call the launcher that the arguments choose."""']
+        return [f'"""{what}, in this order or as the sizes choose:', "", *(f"* `{one}`" for one in launches), '"""']
+    return [f'"""{"Multiply matrices" if multiplies else "Call the launcher that the arguments choose"}."""']
 
 
 def _extent_checks(module: ModulePlan, plan: LaunchPlan) -> list[str]:

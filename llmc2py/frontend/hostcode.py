@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from llmc2py.frontend.declarations import declared, read_parameters, read_type
 from llmc2py.frontend.hostexpressions import ExpressionReader, callee
 from llmc2py.frontend.items import branch_condition
-from llmc2py.frontend.syntax import Node, SyntaxTree, child, named, walk
+from llmc2py.frontend.syntax import Node, SyntaxTree, child, named, parse, walk
 from llmc2py.ir import expressions as ex
 from llmc2py.ir import statements as ir
 from llmc2py.ir.types import CType
@@ -69,15 +70,17 @@ class StatementReader:
         name, ctype = declared(self.tree, item, base)
         if item.type == "function_declarator":
             # T name(a, b): the grammar takes it for a prototype where a and b could be types.
-            arguments = tuple(self._as_value(one) for one in named(child(item, "parameters")))
+            arguments = self._arguments(child(item, "parameters"))
             return (ir.Declare(span, name, ctype, ex.Construct(span, ctype, (), arguments), is_static),)
         return (ir.Declare(span, name, ctype, None, is_static),)
 
-    def _as_value(self, node: Node) -> ex.Expression:
-        """``T name(a)``: what the grammar took for the type of an unnamed parameter is the name of a value."""
-        if node.type == "parameter_declaration" and node.child_by_field_name("declarator") is None:
-            return ex.Name(self.tree.span(node), "".join(self.tree.text(node).split()))
-        return self.expressions.read(node)
+    def _arguments(self, node: Node) -> tuple[ex.Expression, ...]:
+        """``T name(a, b * c)``: read what the grammar took for the parameters of a prototype as arguments."""
+        rows = slice(node.start_point.row, node.end_point.row + 1)
+        text = f"void w() {{ return f{self.tree.text(node)}; }}"
+        inner = parse(replace(self.tree.file, text=text, lines=self.tree.file.lines[rows]))
+        call = next(item for item in walk(inner.root) if item.type == "call_expression")
+        return ExpressionReader(inner).read_all(named(child(call, "arguments")))
 
     def _initial(self, node: Node, ctype: CType, value: Node) -> ex.Expression:
         """``= value``, ``(a, b)`` or ``{a, b}``."""

@@ -56,6 +56,7 @@ class Access:
         self.accumulates |= other.accumulates
         self.width = max(self.width, other.width)
         self.tests_alignment |= other.tests_alignment
+        self.nullable |= other.nullable
 
     @property
     def alignment(self) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from llmc2py.diagnostics import Diagnostic, Severity, SourceSpan, UsageError
 from llmc2py.frontend.creference import parse_references
 from llmc2py.frontend.declarations import FunctionHeader, read_header, read_template
-from llmc2py.frontend.hostcode import StatementReader, launch_of, launch_sites
+from llmc2py.frontend.hostcode import StatementReader, launch_sites
 from llmc2py.frontend.intents import IntentAnalysis
 from llmc2py.frontend.items import Declaration, declarations, kernel_words, read_item
 from llmc2py.frontend.preprocess import HeaderCache, PreprocessedText, preprocess
@@ -21,7 +21,19 @@ from llmc2py.frontend.slicer import Slicer
 from llmc2py.frontend.syntax import Node, SyntaxTree, child, errors, parse, walk
 from llmc2py.ir.blas import PRODUCT_CALLS
 from llmc2py.ir.conditions import precisions_of
-from llmc2py.ir.library import Intent, Item, Kernel, Launcher, Library, Parameter, Reference, Scope, SourceFile
+from llmc2py.ir.library import (
+    Intent,
+    Item,
+    Kernel,
+    Launcher,
+    Library,
+    Parameter,
+    Reference,
+    Scope,
+    SourceFile,
+    TemplateParameter,
+)
+from llmc2py.ir.types import CType
 
 CUDA_SUFFIXES = frozenset({".cu", ".cuh"})
 #: Plain headers are read on their own where kernels may be in them.
@@ -107,6 +119,8 @@ def read_file(path: pathlib.Path, root: pathlib.Path, cache: ReadCache) -> tuple
             raise ValueError("is no regular file")
         if path.stat().st_size > _LARGEST_FILE:
             raise ValueError(f"is larger than {_LARGEST_FILE >> 20} MiB: not a hand-written source")
+        if not name.isprintable():
+            raise ValueError("its name holds control characters")
         text = preprocess(path, root, cache.texts, cache.headers)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -152,6 +166,7 @@ class UnitReader:
             self.scope.constants,
             self.scope.class_constants,
             {name: tuple(values) for name, values in self.scope.globals.items()},
+            self.scope.global_types,
             {name: tuple(found) for name, found in hosts.items()},
             kernels,
         )
@@ -187,35 +202,32 @@ class UnitReader:
             if header is None or declaration.function is None or not _is_kernel(item):
                 continue
             own = item.span.file == self.text.file
-            part, found = self.slicer.slice(item, header.name, passed.get(header.name, ()))
+            template = read_template(self.tree, declaration.template) if declaration.template is not None else ()
+            part, found = self.slicer.slice(item, header.name, self._passed_functions(passed, template))
             self.diagnostics += found if own else []
             yield Kernel(
                 header.name,
                 self.tree.span(declaration.node),
                 self._kernel_parameters(declaration.function, header, with_intents=own),
-                read_template(self.tree, declaration.template) if declaration.template is not None else (),
+                template,
                 declaration.conditions,
                 precisions_of(declaration.conditions) if part.uses_precision else ("float32",),
                 header.launch_bounds,
                 None if found else part,
             )
 
-    def _template_arguments(self) -> dict[str, set[str]]:
-        """Return the names that launches pass to each kernel as template arguments: ``kernel<function><<<…>>>()``."""
-        found: dict[str, set[str]] = {}
+    def _passed_functions(self, names: set[str], template: tuple[TemplateParameter, ...]) -> set[str]:
+        """Return the functions that a kernel may be given: a template parameter of no plain type is a function's."""
+        takes_functions = any(one.kind not in ("type", "pack") and not CType(one.kind).is_integer for one in template)
+        return names if takes_functions else set()
+
+    def _template_arguments(self) -> set[str]:
+        """Return the names that are template arguments of calls and launches: ``kernel<function><<<…>>>()``."""
         if b"<<<" not in self.tree.source:
-            return found
-        for node in walk(self.tree.root):
-            if node.type == "call_expression" and launch_of(node) is not None:
-                function = child(node, "function")
-                if function.type == "template_function":
-                    names = {
-                        self.tree.text(item)
-                        for item in walk(child(function, "arguments"))
-                        if item.type.endswith("identifier")
-                    }
-                    found.setdefault(self.tree.text(child(function, "name")), set()).update(names)
-        return found
+            return set()
+        functions = (child(node, "function") for node in walk(self.tree.root) if node.type == "call_expression")
+        lists = [child(one, "arguments") for one in functions if one.type == "template_function"]
+        return {self.tree.text(item) for one in lists for item in walk(one) if item.type.endswith("identifier")}
 
     def _kernel_parameters(self, node: Node, header: FunctionHeader, *, with_intents: bool) -> tuple[Parameter, ...]:
         """Return the parameters, types resolved; intents are left out for kernels of included files."""
@@ -230,7 +242,7 @@ class UnitReader:
             # What a function that is not known here may do with a pointer ends at const.
             intent = Intent.IN if ctype.const and access.intent in _WRITING else access.intent
             found.append(
-                replace(parameter, type=ctype, intent=intent, alignment=access.width, nullable=access.nullable)
+                replace(parameter, type=ctype, intent=intent, alignment=access.alignment, nullable=access.nullable)
             )
         return tuple(found)
 
@@ -317,14 +329,11 @@ class UnitReader:
 
     def _report_lost_kernels(self) -> None:
         """A ``__global__`` that begins neither a kernel that was read nor a prototype is reported at its place."""
-        read = sum(_kernels_begun(item) for item in self.items)
+        pairs = list(zip(self.items, self.declarations, strict=True))
+        read = sum(_kernels_begun(item, declaration) for item, declaration in pairs)
         if kernel_words(self.text.text) <= read:
             return
-        begun = [
-            _header_range(declaration)
-            for item, declaration in zip(self.items, self.declarations, strict=True)
-            if _kernels_begun(item)
-        ]
+        begun = [_header_range(declaration) for item, declaration in pairs if _kernels_begun(item, declaration)]
         for node in walk(self.tree.root):
             if not node.child_count and self.tree.text(node) == "__global__":
                 place = self.tree.span(node)
@@ -333,11 +342,11 @@ class UnitReader:
                     self.diagnostics.append(Diagnostic(Severity.ERROR, place, message))
 
 
-def _kernels_begun(item: Item) -> int:
+def _kernels_begun(item: Item, declaration: Declaration) -> int:
     """Count the kernels or prototypes that an item begins: what stands in a body or in an error is swallowed."""
     if item.kind == "function":
         return int(_is_kernel(item))
-    return 0 if item.kind == "ERROR" else kernel_words(item.text)
+    return 0 if declaration.node.has_error else kernel_words(item.text)
 
 
 def _header_range(declaration: Declaration) -> tuple[int, int]:

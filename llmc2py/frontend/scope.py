@@ -30,6 +30,7 @@ class ScopeReader:
         self.constants: dict[str, Expression] = read_macros(tree, declarations)
         self.class_constants: dict[tuple[str, str], ClassConstant] = {}
         self.globals: dict[str, list[Expression]] = {}
+        self.global_types: dict[str, CType] = {}
         for declaration in declarations:
             self._read(declaration)
         self._read_assignments(items)
@@ -98,6 +99,7 @@ class ScopeReader:
                     self.constants[name] = arguments[-1].value
             else:
                 self.globals[name] = [self.expressions.read(value)] if value else []
+                self.global_types[name] = self.resolve(ctype)
 
     def _read_class(self, spec: Node, parameters: tuple[str, ...]) -> None:
         """``static constexpr int size = 16 / sizeof(T);`` as a member."""

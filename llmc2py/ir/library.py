@@ -142,6 +142,7 @@ class Scope:
     constants: dict[str, Expression]
     class_constants: dict[tuple[str, str], ClassConstant]
     globals: dict[str, tuple[Expression, ...]]
+    global_types: dict[str, CType]
     functions: dict[str, tuple[Launcher, ...]]
     kernels: dict[str, Kernel]
 

@@ -10,10 +10,16 @@ from llmc2py.ir.library import Kernel, Launcher, Parameter, Reference
 
 @dataclass(frozen=True)
 class HelperPlan:
-    """A host function that computes a number, lowered to a Python function."""
+    """A host function that computes a number, lowered to a Python function.
+
+    ``asked`` are the last of its parameters, which its callers ask their own callers for; ``takes_plan`` says that the
+    plan (for properties of the device) is its first argument.
+    """
 
     name: str
     parameters: tuple[str, ...]
+    asked: tuple[str, ...]
+    takes_plan: bool
     body: tuple[str, ...]
     span: SourceSpan
 
@@ -22,7 +28,7 @@ class HelperPlan:
 class LaunchPlan:
     """A launcher, lowered to the body of a Python function.
 
-    ``body`` are its lines, indented by four spaces a level; ``asked`` names of values that the source takes from places
+    ``body`` are its lines, indented by four spaces a level; ``asked`` the values that the source takes from places
     that no plan can see and that callers must give; ``uses`` the names of runtime functions in the body; ``kernels``
     and ``calls`` the kernels that it launches and the launchers that it calls; ``helpers`` the host functions that its
     expressions need; ``quanta`` for a parameter that an assert wants to be a multiple of something, that number by
@@ -32,7 +38,7 @@ class LaunchPlan:
     launcher: Launcher
     parameters: tuple[Parameter, ...]
     body: tuple[str, ...]
-    asked: tuple[str, ...]
+    asked: tuple[Parameter, ...]
     uses: frozenset[str]
     kernels: tuple[str, ...]
     calls: tuple[str, ...]

@@ -6,15 +6,15 @@ division, unsigned arithmetic and pointer offsets keep C's meaning.
 
 from __future__ import annotations
 
-import keyword
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from llmc2py.diagnostics import SourceError, SourceSpan
 from llmc2py.ir import expressions as ir
-from llmc2py.ir.blas import PRODUCT_CALLS, chosen_enumerator, is_enumerator
+from llmc2py.ir.blas import chosen_enumerator, is_enumerator
 from llmc2py.ir.library import Launcher, Scope
+from llmc2py.ir.names import python_name
 from llmc2py.ir.types import BOOL, FLOATING_TYPES, INT, INTEGER_TYPES, SIZE_T, CType, canonical_name, promote
 from llmc2py.lower.lowered import (
     AND,
@@ -95,25 +95,11 @@ class Environment:
 
     scope: Scope
     variables: dict[str, Variable] = field(default_factory=dict)
-    asked: dict[str, str] = field(default_factory=dict)
+    asked: dict[str, CType] = field(default_factory=dict)
     hoisted: dict[str, str] = field(default_factory=dict)
     template: frozenset[str] = frozenset()
+    template_values: frozenset[str] = frozenset()
     functions: dict[str, Launcher] = field(default_factory=dict)
-
-
-def python_name(name: str) -> str:
-    """Return a C name as Python can use it."""
-    return f"{name}_" if keyword.iskeyword(name) or name in _RESERVED else name
-
-
-#: Names that generated modules import; what the source calls so gets an underscore.
-RUNTIME_NAMES = frozenset(
-    {
-        "ceil_div", "idiv", "imod", "wrap", "c_cast", "elementwise", "launcher", "math", "LtMatmulDesc",
-        "LtMatrixLayout", *(call.function for call in PRODUCT_CALLS.values()),
-    }
-)  # fmt: skip
-_RESERVED = RUNTIME_NAMES | {"plan", "min", "max", "range"}
 
 
 class ExpressionLowering:
@@ -163,7 +149,7 @@ class ExpressionLowering:
             return self._global(node)
         if node.name in self.environment.template:
             return Lowered(f'plan.template["{node.name}"]', INT)
-        return self._ask(node.span, node.name)
+        return self.ask(node.span, node.name)
 
     def _constant(self, name: str) -> Lowered:
         """A constant's value; what the precision decides gets a name at the top."""
@@ -213,15 +199,19 @@ class ExpressionLowering:
         enumerator = chosen_enumerator(name for name in names if is_enumerator(name))
         if enumerator is not None and not any(isinstance(value, ir.Unreadable) for value in values):
             return Lowered(f'"{enumerator}"', ENUMERATOR)
-        return self._ask(node.span, node.name)
+        return self.ask(node.span, node.name, self.environment.scope.global_types.get(node.name, INT))
 
-    def _ask(self, span: SourceSpan, text: str) -> Lowered:
-        """A value that no plan can know becomes a parameter of the Python function."""
+    def ask(self, span: SourceSpan, text: str, ctype: CType = INT) -> Lowered:
+        """A value that no plan can know becomes a parameter of the Python function.
+
+        Raises SourceError for one that Python cannot give: no number and no pointer to numbers.
+        """
         name = python_name(re.sub(r"\W+", "_", text).strip("_"))
-        if not name.isidentifier():
-            raise SourceError(span, f"{text} is not known here")
-        self.environment.asked[name] = text
-        return Lowered(name, INT)
+        plain = ctype.is_integer or ctype.is_floating or ctype.pointers == 1
+        if not name.isidentifier() or not plain:
+            raise SourceError(span, f"{text} is not known here, and Python cannot give {ctype.base} values")
+        self.environment.asked[name] = ctype.value
+        return Lowered(name, ctype)
 
     # -x, !x, ~x, *p, &p[i]
     def _unary(self, node: ir.Unary) -> Lowered:
@@ -251,8 +241,9 @@ class ExpressionLowering:
         rounded = _ceil_div_operands(node)
         if rounded is not None:
             dividend, divisor = (self.lower(part) for part in rounded)
-            if dividend.type.is_integer or dividend.type == UNKNOWN:
-                ctype = promote(dividend.type, divisor.type)
+            ctype = promote(dividend.type, divisor.type)
+            plain = not ctype.is_unsigned or not (dividend.is_irregular or divisor.is_irregular)
+            if plain and (dividend.type.is_integer or dividend.type == UNKNOWN):
                 natural = dividend.is_natural and divisor.is_natural
                 return Lowered(f"ceil_div({dividend.text}, {divisor.text})", ctype, is_natural=natural)
         misalignment = self._misalignment(node)
@@ -360,7 +351,7 @@ class ExpressionLowering:
         operand = self.lower(node.operand)
         if ctype.is_pointer:
             same = operand.type.is_pointer and operand.type.base == ctype.base
-            text = operand.text if same or operand.text == "None" else f'{operand.at(ATOM)}.cast("{ctype.base}*")'
+            text = operand.text if same or operand.text == "None" else f'plan.cast({operand.text}, "{ctype.base}*")'
             return Lowered(text, ctype)
         if ctype.is_integer and operand.type.is_integer and holds(ctype, operand):
             return Lowered(operand.text, ctype, operand.level, operand.is_natural)
@@ -414,13 +405,13 @@ class ExpressionLowering:
                 return Lowered(variable.name, variable.type)
             if node.field in DEVICE_FIELDS:
                 return Lowered(f"plan.device.{node.field}", INT, is_natural=True)
-            return self._ask(node.span, f"{node.object.name}_{node.field}")
+            return self.ask(node.span, f"{node.object.name}_{node.field}")
         raise SourceError(node.span, f"member {node.field} of an expression cannot be lowered")
 
     # p->bs(): asked for, not guessed
     def _methodcall(self, node: ir.MethodCall) -> Lowered:
         if isinstance(node.object, ir.Name) and not node.arguments:
-            return self._ask(node.span, f"{node.object.name}_{node.method}")
+            return self.ask(node.span, f"{node.object.name}_{node.method}")
         raise SourceError(node.span, f"the result of {node.method}() is not known here")
 
     # block_sizes[i]

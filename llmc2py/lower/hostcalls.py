@@ -8,10 +8,11 @@ from collections.abc import Callable
 from llmc2py.diagnostics import SourceError
 from llmc2py.ir import expressions as ex
 from llmc2py.ir.library import Launcher
+from llmc2py.ir.plans import HelperPlan
 from llmc2py.ir.types import INT, CType
 from llmc2py.lower.cublas import lower_cublas
 from llmc2py.lower.expressions import STATUS, Environment, ExpressionLowering, Variable
-from llmc2py.lower.lowered import Lowered
+from llmc2py.lower.lowered import Lowered, stored
 from llmc2py.lower.spelling import spelled
 
 #: Calls that a plan has no use for: the stream orders it, and errors are raised by the operation itself.
@@ -36,21 +37,22 @@ _DEVICE_ATTRIBUTES = {
     "cudaDevAttrComputeCapabilityMajor": "major",
     "cudaDevAttrComputeCapabilityMinor": "minor",
 }
+_CONSTANT_CLASSES = frozenset({"bool_constant", "integral_constant"})
 _SHARED_ATTRIBUTE = "cudaFuncAttributeMaxDynamicSharedMemorySize"
 
 
 class HostCallLowering(ExpressionLowering):
     """Expression lowering that knows the CUDA runtime.
 
-    ``kernel`` turns a kernel's C name into its Python name; ``helper`` lowers a host function that computes a number
-    and returns its Python name, None where it cannot.
+    ``kernel`` turns a kernel's C name into its Python name; ``helper`` lowers a host function that computes a number,
+    and returns None where it cannot.
     """
 
     def __init__(
         self,
         environment: Environment,
         kernel: Callable[[ex.Expression, str], str],
-        helper: Callable[[Launcher], str | None],
+        helper: Callable[[Launcher], HelperPlan | None],
     ) -> None:
         super().__init__(environment)
         self.kernel = kernel
@@ -90,14 +92,19 @@ class HostCallLowering(ExpressionLowering):
         # cudaError_t error = cudaGetLastError()
         if _IGNORED.match(node.function) and node.function.startswith("cuda"):
             return Lowered("True", STATUS)
+        # std::bool_constant<true>()
+        if node.function.removeprefix("std::") in _CONSTANT_CLASSES and not node.arguments and node.template:
+            value = node.template[-1].value
+            if value is not None:
+                return self.lower(value)
         # blocks_for(n, 256): a host function of several statements becomes a Python function
         function = self.environment.functions.get(node.function)
         if function is not None and len(function.body) > 1 and len(function.parameters) == len(node.arguments):
-            name = self.helper(function)
-            if name is not None:
-                arguments = ", ".join(self.text(argument) for argument in node.arguments)
+            helper = self.helper(function)
+            if helper is not None:
+                arguments = [*(["plan"] if helper.takes_plan else []), *(self.text(one) for one in node.arguments)]
                 returns = function.returns if function.returns.is_integer or function.returns.is_floating else INT
-                return Lowered(f"{name}({arguments})", returns)
+                return Lowered(f"{helper.name}({', '.join([*arguments, *helper.asked])})", returns)
         return super()._call(node)
 
     # assert(n % block_size == 0)
@@ -114,7 +121,8 @@ class HostCallLowering(ExpressionLowering):
 
     # cudaMemsetAsync(p, 0, bytes, stream)
     def _do_cudamemset(self, node: ex.Call) -> list[str]:
-        pointer, value, nbytes = (self.text(argument) for argument in node.arguments[:3])
+        pointer, nbytes = self.text(node.arguments[0]), self.text(node.arguments[2])
+        value = stored(self.lower(node.arguments[1]), INT).text
         return [f"plan.memset({pointer}, {value}, {nbytes})"]
 
     _do_cudamemsetasync = _do_cudamemset
@@ -196,6 +204,8 @@ class HostCallLowering(ExpressionLowering):
             return False
         name = argument.value.name
         scope = self.environment.scope
+        if name in self.environment.template_values:
+            return False
         return name not in self.environment.variables and name not in scope.constants and "::" not in name
 
     def written(self, node: ex.Call, argument: ex.Expression) -> tuple[str, Variable]:

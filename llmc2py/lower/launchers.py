@@ -16,6 +16,7 @@ from llmc2py.ir import statements as ir
 from llmc2py.ir.blas import PRODUCT_CALLS
 from llmc2py.ir.conditions import PRECISIONS, holds
 from llmc2py.ir.library import Kernel, Launcher, Parameter, Scope
+from llmc2py.ir.names import RUNTIME_NAMES, python_name
 from llmc2py.ir.plans import HelperPlan, LaunchPlan, NotLowered
 from llmc2py.ir.types import INT, LAUNCHER, CType
 from llmc2py.lower import control
@@ -23,12 +24,10 @@ from llmc2py.lower.cublas import is_reference, reference
 from llmc2py.lower.expressions import (
     DIM3,
     REFERENCE,
-    RUNTIME_NAMES,
     STATUS,
     UNKNOWN,
     Environment,
     Variable,
-    python_name,
 )
 from llmc2py.lower.hostcalls import HostCallLowering
 from llmc2py.lower.lowered import Lowered, stored
@@ -40,25 +39,34 @@ _ZERO = ex.Number(SourceSpan("", 0), 0, INT)
 _ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
-def lower_launcher(launcher: Launcher, scope: Scope, symbols: Mapping[str, str]) -> LaunchPlan | NotLowered:
+#: What a launcher that is called asks its caller for, by its name.
+AskedOf = Callable[[str], tuple[Parameter, ...]]
+
+
+def lower_launcher(
+    launcher: Launcher, scope: Scope, symbols: Mapping[str, str], asked_of: AskedOf = lambda name: ()
+) -> LaunchPlan | NotLowered:
     """Lower one launcher; where a statement is beyond lowering, say which and why.
 
-    ``symbols`` gives the Python name of each kernel that the launcher's file can launch.
+    ``symbols`` gives the Python name of each kernel that the launcher's file can launch; ``asked_of`` what launchers
+    that it calls ask for, which it then asks its own callers for.
     """
     try:
-        return _LauncherLowering(launcher, scope, symbols).lower()
+        return _LauncherLowering(launcher, scope, symbols, asked_of).lower()
     except SourceError as error:
         return NotLowered(launcher, error.diagnostic.span, error.diagnostic.message)
 
 
 class _LauncherLowering:
-    def __init__(self, launcher: Launcher, scope: Scope, symbols: Mapping[str, str]) -> None:
+    def __init__(self, launcher: Launcher, scope: Scope, symbols: Mapping[str, str], asked_of: AskedOf) -> None:
         self.launcher = launcher
+        self.asked_of = asked_of
         self.scope = scope
         self.symbols = symbols
         template = frozenset(parameter.name for parameter in launcher.template)
         functions = {name: versions[0] for name, versions in scope.functions.items() if len(versions) == 1}
-        self.environment = Environment(scope, template=template, functions=functions)
+        values = frozenset(parameter.name for parameter in launcher.template if parameter.kind != "type")
+        self.environment = Environment(scope, template=template, template_values=values, functions=functions)
         self.expressions = HostCallLowering(self.environment, self._kernel_symbol, self._helper)
         self.lines: list[str] = []
         self.depth = 0
@@ -86,7 +94,7 @@ class _LauncherLowering:
             launcher=self.launcher,
             parameters=tuple(parameters),
             body=(*self._hoisted(), *self.lines) or ("pass",),
-            asked=tuple(self.environment.asked),
+            asked=tuple(Parameter(name, ctype, self.launcher.span) for name, ctype in self.environment.asked.items()),
             uses=self._used_names(),
             kernels=tuple(self.kernels),
             calls=tuple(self.calls),
@@ -121,22 +129,27 @@ class _LauncherLowering:
         self.kernels[name] = None
         return self.symbols[name]
 
-    def _helper(self, function: Launcher) -> str | None:
+    def _helper(self, function: Launcher) -> HelperPlan | None:
         """Lower a host function of numbers, for the expressions that call it; None where it does more than compute."""
         name = f"{function.name}_" if function.name in RUNTIME_NAMES else python_name(function.name)
         if name in self.helpers:
-            return name
+            return self.helpers[name]
         if any(one.type.is_pointer for one in function.parameters) or _launches(function, self.scope):
             return None
-        lowering = _LauncherLowering(function, self.scope, self.symbols)
+        lowering = _LauncherLowering(function, self.scope, self.symbols, self.asked_of)
         lowering.returns_value = True
         for one in function.parameters:
             lowering._bind(one.name, one.type if one.type.is_integer or one.type.is_floating else INT)
         lowering._body(function.body)
-        parameters = tuple(python_name(one.name) for one in function.parameters)
+        self.environment.asked |= lowering.environment.asked
+        parameters = (*(python_name(one.name) for one in function.parameters), *lowering.environment.asked)
         self.helpers |= lowering.helpers
-        self.helpers[name] = HelperPlan(name, parameters, (*lowering._hoisted(), *lowering.lines), function.span)
-        return name
+        lines = (*lowering._hoisted(), *lowering.lines)
+        takes_plan = any(re.search(r"\bplan\b", line) for line in lines)
+        self.helpers[name] = HelperPlan(
+            name, parameters, tuple(lowering.environment.asked), takes_plan, lines, function.span
+        )
+        return self.helpers[name]
 
     # --- emitting
 
@@ -307,14 +320,22 @@ class _LauncherLowering:
         if any(_launches(version, self.scope) for version in versions):
             self.calls[node.function] = None
             parts = [python_name(node.function), *(self._argument(one) for one in arguments)]
+            parts += [self._passed_on(node, one) for one in self.asked_of(node.function)]
             return [f"plan.call({', '.join(parts)}{self.expressions.template(node.template)})"]
         pointers = [one.type for version in versions for one in version.parameters if one.type.pointers]
         if versions and all(one == CType("char", 1, True) for one in pointers):
             return []  # nothing that it does can reach a launch
         raise SourceError(node.span, f"a call of {node.function}() cannot be lowered")
 
+    def _passed_on(self, node: ex.Call, asked: Parameter) -> str:
+        """Ask our callers for what the launcher that is called asks us for."""
+        self.expressions.ask(node.span, asked.name, asked.type)
+        return f"{asked.name}={asked.name}"
+
     def _argument(self, node: ex.Expression) -> str:
-        """Return an argument of a launcher; another launcher is passed by its name."""
+        """Return an argument of a launcher; another launcher, or a local function, is passed by its name."""
+        if isinstance(node, ex.Name) and node.name in self.local_functions:
+            return self.local_functions[node.name]
         if isinstance(node, ex.Name) and node.name not in self.environment.variables:
             versions = self.scope.functions.get(node.name, ())
             if any(_launches(version, self.scope) for version in versions):
@@ -337,7 +358,7 @@ class _LauncherLowering:
         before = dict(self.environment.variables)
         for parameter in statement.parameters:
             self.environment.variables[parameter] = Variable(python_name(parameter), INT)
-        parameters = ", ".join(f"{python_name(parameter)}: int" for parameter in statement.parameters)
+        parameters = ", ".join(f"{python_name(parameter)}: Any" for parameter in statement.parameters)
         if not (self.lines and self.lines[-1].endswith(":")):
             self.lines.append("")
         self._block(f"def {name}({parameters}) -> None:", statement.body)

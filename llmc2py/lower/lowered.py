@@ -32,6 +32,11 @@ class Lowered:
         return self.type.is_unsigned and "wrap(" in self.text
 
     @property
+    def is_irregular(self) -> bool:
+        """Whether unsigned arithmetic with it may differ from Python's."""
+        return self.is_wrapped or self.may_be_negative
+
+    @property
     def may_be_negative(self) -> bool:
         """Whether it can be negative although sizes are not."""
         return not self.is_natural and ("-" in self.text or "~" in self.text)

@@ -11,11 +11,12 @@ from dataclasses import replace
 
 from llmc2py.diagnostics import Diagnostic, Severity, SourceError, SourceSpan
 from llmc2py.ir.catalog import CatalogEntry
-from llmc2py.ir.library import Kernel, Launcher, Library, SourceFile
+from llmc2py.ir.library import Kernel, Launcher, Library, Parameter, SourceFile
+from llmc2py.ir.names import is_reserved
 from llmc2py.ir.plans import LaunchPlan, ModulePlan, NotLowered, OpPlan, PackagePlan
 from llmc2py.ir.types import FLOATING_TYPES, INTEGER_TYPES
 from llmc2py.lower.effects import LauncherEffects
-from llmc2py.lower.launchers import lower_launcher
+from llmc2py.lower.launchers import AskedOf, lower_launcher
 from llmc2py.lower.layers import lower_entry
 from llmc2py.lower.recipes import Callable
 
@@ -90,7 +91,8 @@ class _PackageLowering:
                     continue
                 self.kernels[file.path, kernel.name] = kernel
                 # A kernel may share its name with a launcher or op; Python has one namespace for all.
-                self.symbols[file.path, kernel.name] = f"{kernel.name}_kernel" if kernel.name in taken else kernel.name
+                is_taken = kernel.name in taken or is_reserved(kernel.name)
+                self.symbols[file.path, kernel.name] = f"{kernel.name}_kernel" if is_taken else kernel.name
 
     def _lower_launchers(self, file: SourceFile) -> None:
         symbols = {
@@ -108,13 +110,31 @@ class _PackageLowering:
                     NotLowered(launcher, launcher.span, "is overloaded: Python has one function a name")
                 )
                 continue
-            lowered = lower_launcher(launcher, file.scope, symbols)
+            if is_reserved(launcher.name):
+                reason = f"has the name {launcher.name}, which Python or the generated module needs"
+                self.not_lowered.append(NotLowered(launcher, launcher.span, reason))
+                continue
+            lowered = lower_launcher(launcher, file.scope, symbols, self._asked_in(file, symbols))
             if isinstance(lowered, NotLowered):
                 self.not_lowered.append(lowered)
                 continue
             by_name = {one.name: one for one in effects.parameters(launcher)}
             parameters = tuple(replace(by_name[one.name], type=one.type) for one in lowered.parameters)
             self.plans[file.path, launcher.name] = replace(lowered, parameters=parameters)
+
+    def _asked_in(self, file: SourceFile, symbols: Mapping[str, str]) -> AskedOf:
+        """Return what tells what a launcher that a file's launchers call asks its callers for."""
+        known: dict[str, tuple[Parameter, ...]] = {}
+
+        def asked_of(name: str) -> tuple[Parameter, ...]:
+            if name not in known:
+                known[name] = ()  # what calls itself asks for nothing more
+                versions = file.scope.functions.get(name, ())
+                lowered = lower_launcher(versions[0], file.scope, symbols, asked_of) if len(versions) == 1 else None
+                known[name] = lowered.asked if isinstance(lowered, LaunchPlan) else ()
+            return known[name]
+
+        return asked_of
 
     def _kernel_of(self, file: SourceFile, name: str) -> Kernel | None:
         seen = file.scope.kernels.get(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -252,8 +253,17 @@ class Plan:
         self.slots.append(Slot(f"scratch {len(self.slots)}", dtype, count, is_scratch=True))
         return Pointer(len(self.slots) - 1, 0, f"{ctype}*", self.precision)
 
-    def call(self, launcher: Launcher, *args: Argument, template: Sequence[Any] = ()) -> None:
-        """Do here what another launcher does with these arguments. Raises what it raises."""
+    def call(
+        self, launcher: Launcher | types.FunctionType, *args: Any, template: Sequence[Any] = (), **named: Any
+    ) -> None:
+        """Do here what another launcher, or a local function, does with these arguments. Raises what it raises."""
+        if isinstance(launcher, types.FunctionType):
+            launcher(*args, **named)
+            return
+        if named:
+            bound = launcher.signature.bind(*args, **named)
+            bound.apply_defaults()
+            args = bound.args
         params = launcher.params[: len(args)]
         dtypes = [self._pointed_dtype(arg) for arg in args]
         binding = bind(launcher.name, params, dtypes, launcher.template, template, self.precision, args)
@@ -261,6 +271,10 @@ class Plan:
         inner.operations, inner.slots = self.operations, self.slots
         values = (inner._pass(launcher.name, p, arg, binding) for p, arg in zip(params, args, strict=True))
         launcher.function(inner, *values)
+
+    def cast(self, pointer: Pointer | None, ctype: str) -> Pointer | None:
+        """Return the same place as a pointer of another type; null stays null."""
+        return None if pointer is None else pointer.cast(ctype)
 
     def _bind_arguments(
         self, kernel: Kernel, args: Sequence[Argument], template: Sequence[Any]

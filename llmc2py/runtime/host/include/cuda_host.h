@@ -32,7 +32,7 @@
 #define __managed__
 #define __grid_constant__
 #define __shared__ static thread_local
-#define __forceinline__ inline __attribute__((always_inline))
+#define __forceinline__ inline
 #define __inline__ inline
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
