@@ -1,0 +1,30 @@
+"""Names of the source as Python can use them."""
+
+from __future__ import annotations
+
+import keyword
+
+from llmc2py.ir.blas import PRODUCT_CALLS
+
+#: Names that generated modules import; what the source calls so gets an underscore.
+RUNTIME_NAMES = frozenset(
+    {
+        "ceil_div", "idiv", "imod", "wrap", "c_cast", "elementwise", "launcher", "math", "LtMatmulDesc",
+        "LtMatrixLayout", *(call.function for call in PRODUCT_CALLS.values()),
+    }
+)  # fmt: skip
+_LOCAL = RUNTIME_NAMES | {"plan", "min", "max", "range"}
+_GLOBAL = _LOCAL | {
+    "Any", "Array", "Context", "Function", "Kernel", "KernelSource", "Param", "Plan", "Pointer", "SOURCE",
+    "TemplateParam", "Tensor", "bool", "float", "int",
+}  # fmt: skip
+
+
+def python_name(name: str) -> str:
+    """Return the name of a C variable as Python can use it."""
+    return f"{name}_" if keyword.iskeyword(name) or name in _LOCAL else name
+
+
+def is_reserved(name: str) -> bool:
+    """Whether a generated module cannot define this name: Python or the module itself needs it."""
+    return keyword.iskeyword(name) or name in _GLOBAL
