@@ -1,0 +1,7 @@
+#pragma once
+#include "one.cuh"
+#define TWO 2
+
+__device__ inline float two(float x) {
+    return three(x) + TWO;
+}
