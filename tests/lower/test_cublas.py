@@ -223,6 +223,12 @@ def test_the_python_of_a_launcher(package: Package, module: str, lines: list[str
         assert line in text, line
 
 
+def test_the_docstring_says_that_matrices_are_multiplied(package: Package) -> None:
+    products = package.module("products")
+    assert products.project.__doc__ == "Multiply matrices."
+    assert products.add_product.__doc__ == "Multiply matrices and launch `halve<<<(n * n + 31) / 32, 32>>>`."
+
+
 def test_intents_follow_from_the_products(package: Package) -> None:
     products, layers = package.module("products"), package.module("layers_cuh")
     intents = {p.name: p.intent for p in products.project.params if p.is_pointer}
