@@ -151,7 +151,7 @@ def _gradcheck(
 
 
 @dataclass
-class _Scope:
+class CScope:
     """The arrays and sizes that the arguments of C references name. Arrays live as long as the scope."""
 
     case: Case
@@ -198,7 +198,7 @@ def check_c_references(
 ) -> Iterator[VerifyRow]:
     """Call the op's C references, compiled in double, and compare what they write with the NumPy reference."""
     inputs, incoming = reference_values(spec, case, small_slice=True)
-    scope = _Scope(case, spec, inputs, incoming)
+    scope = CScope(case, spec, inputs, incoming)
     wanted = _evaluated(lambda arrays: reference.forward(**arrays), inputs)
     if reference.backward is not None:
         backward = reference.backward
@@ -207,7 +207,7 @@ def check_c_references(
         wanted |= {f"d{name}": array for name, array in gradients.items()}
     for item in reference.c:
         check = f"C reference {item.function}"
-        written = _call(item, scope, folder)
+        written = call_reference(item, scope, folder)
         compared = {
             name: compare(scope.arrays[name].reshape(wanted[name].shape), wanted[name], _c_allowed(wanted[name]))
             for name in written
@@ -224,7 +224,7 @@ def _c_allowed(wanted: NDArray[np.float64]) -> NDArray[np.float64]:
     return C_TOLERANCE * np.maximum(np.abs(wanted), max(scale, 1.0))
 
 
-def _call(item: CReference, scope: _Scope, folder: pathlib.Path) -> list[str]:
+def call_reference(item: CReference, scope: CScope, folder: pathlib.Path) -> list[str]:
     """Call a C reference and return the names of the arrays that it may have written."""
     source = (folder / item.file).read_text(encoding="utf-8")
     function = getattr(compile_c(source, item.file), item.function)
@@ -239,12 +239,12 @@ def _call(item: CReference, scope: _Scope, folder: pathlib.Path) -> list[str]:
         elif ctype in ("double", "float"):
             passed.append(ctypes.c_double(float(argument)))
         else:
-            passed.append(ctypes.c_int(_size(argument, scope.sizes)))
+            passed.append(ctypes.c_int(size_of(argument, scope.sizes)))
     function(*passed)
     return written
 
 
-def _size(text: str, sizes: Mapping[str, int]) -> int:
+def size_of(text: str, sizes: Mapping[str, int]) -> int:
     """Evaluate an expression of sizes such as ``2 * C``. Raises ValueError for anything else."""
 
     def value(node: ast.expr) -> int:

@@ -14,17 +14,18 @@ from types import ModuleType
 
 from llmc2py.diagnostics import UsageError
 from llmc2py.runtime.layer import Layer
-from llmc2py.runtime.references import Reference
+from llmc2py.runtime.references import Reference, Variant
 
 
 @dataclass(frozen=True)
 class Package:
-    """A generated package: its folder, its layers by class name, its references by op name."""
+    """A generated package: its folder, its layers by class name, its references by op name, variants of its ops."""
 
     module: ModuleType
     folder: pathlib.Path
     layers: Mapping[str, type[Layer]]
     references: Mapping[str, Reference]
+    variants: tuple[Variant, ...] = ()
 
     def modules(self) -> list[ModuleType]:
         """Import and return every module of the package, in the order of their names."""
@@ -98,4 +99,4 @@ def _package(module: ModuleType, given: str) -> Package:
     except Exception as error:
         raise UsageError(f"{given}: cannot be imported: {type(error).__name__}: {error}") from error
     classes = {name: getattr(layers, name) for name in layers.__all__}
-    return Package(module, folder, classes, dict(references.REFERENCES))
+    return Package(module, folder, classes, dict(references.REFERENCES), getattr(references, "VARIANTS", ()))

@@ -21,6 +21,7 @@ from llmc2py.verify.checks import Subject, check_layer
 from llmc2py.verify.oracles import check_c_references, check_derivative
 from llmc2py.verify.packages import Package, load_package
 from llmc2py.verify.rows import VerifyRow
+from llmc2py.verify.variants import variant_subjects, variant_task
 
 __all__ = ["VerifyRow", "resolve_backend", "verify_package"]
 
@@ -41,7 +42,7 @@ def verify_package(
     precisions: Sequence[str] | None = None,
     cases: Cases | None = None,
 ) -> list[VerifyRow]:
-    """Run every layer of a generated package and compare it with its references.
+    """Run every layer of a generated package, and the variants of its op, and compare them with their references.
 
     Parameters
     ----------
@@ -61,8 +62,8 @@ def verify_package(
     Returns
     -------
     list of VerifyRow
-        One row per layer, precision, shape and check. Checks of the references themselves have the precision
-        ``float64``. A check that raises is a row that failed.
+        One row per layer, precision, shape and check; rows of variants have the launcher's name for the layer's.
+        Checks of the references themselves have the precision ``float64``. A check that raises is a row that failed.
 
     Raises
     ------
@@ -159,6 +160,11 @@ def _tasks(package: Package, name: str, xp: Any, precisions: Sequence[str] | Non
     for precision in spec.dtypes:
         if precisions is None or precision in precisions:
             tasks.append(_layer_task(Subject(name, layer, spec, reference, precision, xp), shapes))
+    tasks += [
+        variant_task(subject)
+        for subject in variant_subjects(package, name, xp)
+        if precisions is None or subject.precision in precisions
+    ]
     return tasks
 
 

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from llmc2py.ir.conditions import PRECISIONS
 from llmc2py.runtime.errors import ToolMissingError
 from llmc2py.verify import compile_check as module
 from llmc2py.verify.compile_check import compile_check, kernels_of, precisions_of, slice_text
@@ -44,7 +45,11 @@ def test_templates_are_instantiated_with_the_types_of_each_precision(on_the_cpu)
 def test_half_templates_compile_with_nvrtc_though_their_source_includes_no_header(made):
     pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="no CuPy")
     loaded = load_package(str(made))
-    jobs = [job for job in module._jobs(loaded, "sm_90", "", []) if job.request.name.startswith("copy_and_cast_kernel")]
+    jobs = [
+        job
+        for job, _ in module._jobs(loaded, "sm_90", "", PRECISIONS, [])
+        if job.request.name.startswith("copy_and_cast_kernel")
+    ]
     rows = list(compile_apart(jobs))
     if all(row.skipped for row in rows):
         pytest.skip(rows[0].detail)
@@ -89,7 +94,7 @@ def test_a_template_value_that_no_launcher_gives_is_a_skipped_row(mutate):
 def test_a_process_that_dies_is_an_error(made, monkeypatch):
     monkeypatch.setattr("llmc2py.verify.compile_worker.sys.executable", shutil.which("false"))
     monkeypatch.setattr(module, "supported_architectures", lambda: ("sm_90",))
-    job = next(iter(module._jobs(load_package(str(made)), CPU, "", [])))
+    job, _ = next(iter(module._jobs(load_package(str(made)), CPU, "", PRECISIONS, [])))
     with pytest.raises(RuntimeError, match="ended early, with status 1"):
         list(compile_apart([job]))
     with pytest.raises(RuntimeError, match="ended early"):

@@ -1,0 +1,222 @@
+"""The launchers that compute an op too: each numbered kernel of a file over its block sizes.
+
+A launcher is compared with the NumPy reference of the op and with the C references of its own file. Sizes are whole
+blocks of every size, for the launchers of ``dev/cuda`` take these alone; what the layers do with other sizes is checked
+on the layers.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc2py.runtime.dtypes import PRECISIONS
+from llmc2py.runtime.errors import CompileError, ToolMissingError
+from llmc2py.runtime.launcher import Launcher
+from llmc2py.runtime.layer import OpSpec
+from llmc2py.runtime.params import Param
+from llmc2py.runtime.references import Reference, Variant
+from llmc2py.verify.cases import Arrays, Case, gradient_values, input_values, letters_of, parameter_values
+from llmc2py.verify.layouts import as_numpy
+from llmc2py.verify.oracles import CScope, Expected, call_reference, expected_gradients, expected_outputs, size_of
+from llmc2py.verify.packages import Package
+from llmc2py.verify.rows import VerifyRow, worst_of
+from llmc2py.verify.tolerance import Comparison, compare, float32_tolerance
+
+BLOCK_SIZES = (32, 64, 128, 256, 512, 1024)
+
+_NUMPY = "NumPy"
+#: Elements of an array that the op does not know: statistics of rows, scratch for each multiprocessor.
+_ROOM = 1 << 18
+_ROWS, _COLUMNS, _ELEMENTS = 64, 256, 16384
+_NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class VariantSubject:
+    """A variant in one precision, with the op that it computes and where it runs."""
+
+    variant: Variant
+    launcher: Launcher
+    spec: OpSpec
+    reference: Reference
+    package: Package
+    precision: str
+    xp: Any
+
+    def row(self, shape: str, check: str, outcome: tuple[bool, float, float, str]) -> VerifyRow:
+        """Return a row of the table."""
+        return VerifyRow(self.variant.launcher, self.precision, shape, check, *outcome)
+
+
+def variant_case(spec: OpSpec) -> Case:
+    """Return the sizes that variants of an op run on."""
+    letters = letters_of(spec)
+    *others, last = letters or [""]
+    fixed = {letter: 2 + index for index, letter in enumerate(others)}
+    return Case((_ROWS,), {**fixed, last: _COLUMNS}) if letters else Case((_ELEMENTS,), {})
+
+
+def variant_subjects(package: Package, name: str, xp: Any) -> Iterator[VariantSubject]:
+    """Yield the variants of a layer's op, in each precision that their launcher's types leave open."""
+    spec = package.layers[name].spec
+    if spec is None or spec.name not in package.references:
+        return
+    for variant in package.variants:
+        if variant.op != spec.name:
+            continue
+        module = importlib.import_module(f"{package.module.__name__}.{variant.module}")
+        launcher: Launcher = getattr(module, variant.launcher)
+        for precision in _precisions(launcher):
+            yield VariantSubject(variant, launcher, spec, package.references[spec.name], package, precision, xp)
+
+
+def _precisions(launcher: Launcher) -> list[str]:
+    is_open = not launcher.template and any(one.is_pointer and one.base == "floatX" for one in launcher.params)
+    return list(PRECISIONS) if is_open else ["float32"]
+
+
+def check_variant(subject: VariantSubject) -> list[VerifyRow]:
+    """Run one variant in blocks of every size and return its rows.
+
+    A size of block that the launcher's own asserts refuse is passed over; that it refuses all is a row that failed.
+    """
+    case = variant_case(subject.spec)
+    shape = case.label(subject.spec)
+    try:
+        expected = _Expectation(subject, case)
+    except ToolMissingError:
+        raise
+    except Exception as fault:
+        return [subject.row(shape, "reference", _raised(fault))]
+    rows: list[VerifyRow] = []
+    refused = ""
+    for block_size in BLOCK_SIZES if "block_size" in subject.variant.arguments else (0,):
+        check = f"block {block_size}" if block_size else "launch"
+        try:
+            results = _run(subject, case, expected, block_size)
+            rows += [subject.row(shape, f"{check}, {name}", outcome) for name, outcome in expected.outcomes(results)]
+        except (ToolMissingError, CompileError):
+            raise
+        except ValueError as fault:
+            refused = str(fault)
+        except Exception as fault:
+            rows.append(subject.row(shape, check, _raised(fault)))
+    if not rows:
+        rows.append(subject.row(shape, "launch", (False, _NAN, _NAN, f"every block is refused: {refused}")))
+    return rows
+
+
+def _raised(fault: Exception) -> tuple[bool, float, float, str]:
+    return False, _NAN, _NAN, f"{type(fault).__name__}: {fault}"
+
+
+class _Expectation:
+    """What a variant reads, and what it must write: by NumPy, and by the C references of its file."""
+
+    def __init__(self, subject: VariantSubject, case: Case) -> None:
+        spec, reference = subject.spec, subject.reference
+        dtype = PRECISIONS[subject.precision]
+        self.inputs = {
+            **input_values(spec, case, dtype),
+            **parameter_values(spec, case, dtype, dict.fromkeys(spec.parameters, 1.0)),
+        }
+        self.incoming = {f"d{name}": array for name, array in gradient_values(spec, case, dtype).items()}
+        incoming = {name.removeprefix("d"): array for name, array in self.incoming.items()}
+        if subject.variant.reference == "forward":
+            self.numpy = expected_outputs(reference, self.inputs, dtype, case)
+        else:
+            found = expected_gradients(reference, spec, self.inputs, incoming, dtype, case)
+            self.numpy = Expected(_gradients(found.values), _gradients(found.allowed))
+        scope = CScope(case, spec, self.inputs, incoming)
+        self.beside: dict[str, Arrays] = {}
+        for item in reference.c:
+            written = call_reference(item, scope, subject.package.folder)
+            if item.origin.startswith(f"{subject.variant.file}:"):
+                self.beside[item.function] = {name: scope.arrays[name].copy() for name in written}
+        self.arrays = scope.arrays
+
+    def outcomes(self, results: Mapping[str, NDArray[Any]]) -> Iterator[tuple[str, tuple[bool, float, float, str]]]:
+        """Yield the comparison with each reference that gives what the variant writes. Raises LookupError for none."""
+        numpy = {
+            name: compare(results[name].reshape(wanted.shape), wanted, self.numpy.allowed[name])
+            for name, wanted in self.numpy.values.items()
+            if name in results
+        }
+        if not numpy:
+            raise LookupError(f"the launcher writes none of {', '.join(self.numpy.values)}")
+        yield _NUMPY, worst_of(numpy)
+        for function, written in self.beside.items():
+            compared = {name: self._compared(name, results[name], wanted) for name, wanted in written.items()
+                        if name in results}  # fmt: skip
+            if compared:
+                yield function, worst_of(compared)
+
+    def _compared(self, name: str, actual: NDArray[Any], wanted: NDArray[Any]) -> Comparison:
+        """Compare with what a C reference wrote; what it left as NaN is room behind a smaller result."""
+        place = ~np.isnan(wanted.reshape(-1))
+        values = wanted.reshape(-1)[place]
+        if name in self.numpy.allowed:
+            allowed = self.numpy.allowed[name].reshape(-1)[place]
+        else:
+            scale = float(np.sqrt(np.mean(np.square(values))))
+            allowed = float32_tolerance(_COLUMNS) * np.maximum(np.abs(values), scale)
+        return compare(actual.reshape(-1)[: place.size][place], values, allowed)
+
+
+def _gradients(values: Mapping[str, NDArray[Any]]) -> Arrays:
+    return {f"d{name}": array for name, array in values.items()}
+
+
+def _run(subject: VariantSubject, case: Case, expected: _Expectation, block_size: int) -> Arrays:
+    """Call the launcher and return what it may have written, as float64."""
+    given: list[Any] = []
+    written: dict[str, Any] = {}
+    types = {one.name: _ELEMENT[subject.precision] for one in subject.launcher.template if one.kind == "type"}
+    for param, argument in zip(subject.launcher.params, subject.variant.arguments, strict=True):
+        if not param.is_pointer:
+            given.append(_scalar(argument, case, block_size, param))
+            continue
+        dtype = param.dtype(subject.precision, types)
+        assert dtype is not None
+        array = subject.xp.asarray(_values(subject, expected, param, argument, case).astype(dtype))
+        given.append(array)
+        if param.is_written:
+            written[argument] = array
+    subject.launcher(*given)
+    return {name: as_numpy(array).astype(np.float64) for name, array in written.items()}
+
+
+_ELEMENT = {"float32": "float", "float16": "half", "bfloat16": "bfloat16"}
+
+
+def _scalar(argument: str, case: Case, block_size: int, param: Param) -> int | float:
+    sizes = {**case.sizes, "N": case.rows, "block_size": block_size}
+    return float(argument) if param.base in ("float", "double") else size_of(argument, sizes)
+
+
+def _values(
+    subject: VariantSubject, expected: _Expectation, param: Param, name: str, case: Case
+) -> NDArray[np.float64]:
+    """Return what an array holds before the launch: values that are read, NaN or noughts where it is written."""
+    spec = subject.spec
+    if not param.is_written or name in expected.inputs or name in expected.incoming:
+        known: NDArray[np.float64] | None = expected.arrays.get(name)
+        if known is None:
+            raise LookupError(f"`{name}` is read, and neither the op nor a C reference gives it")
+        return known
+    if name in spec.outputs:
+        return np.full(case.shape(spec.outputs[name]), np.nan)
+    if name.startswith("d") and name[1:] in expected.inputs:
+        return np.full(expected.inputs[name[1:]].shape, np.nan if param.intent == "out" else 0.0)
+    return np.full(_ROOM, np.nan)
+
+
+def variant_task(subject: VariantSubject) -> Callable[[], list[VerifyRow]]:
+    """Return the check of a variant as something to run later."""
+    return lambda: check_variant(subject)
