@@ -154,7 +154,7 @@ def test_emitted_python_is_formatted(tmp_path: pathlib.Path) -> None:
     ruff = pathlib.Path(sys.executable).with_name("ruff")
     if not ruff.is_file():
         raise ToolMissingError(f"{ruff}: install the extra `test`")
-    for command in (["format", "--diff"], ["check"]):
+    for command in (["format", "--diff"], ["check", "--select", "F"]):
         options = ["--config", str(HERE.parent.parent / "pyproject.toml"), "--no-cache"]
         done = subprocess.run(
             [ruff, *command, *options, *CASES], cwd=tmp_path, capture_output=True, text=True, check=False
