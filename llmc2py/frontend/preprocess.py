@@ -70,6 +70,7 @@ class ExpandedHeader:
     include_once: dict[str, Any]
     includes: tuple[str, ...]
     system_headers: tuple[str, ...]
+    varying: frozenset[str]
     is_clean: bool
 
 
@@ -118,6 +119,7 @@ class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
                 self.headers[key] = header
         else:
             self.macros, self.include_once = dict(header.macros), dict(header.include_once)
+        self._varying |= header.varying
         self.includes |= dict.fromkeys(header.includes)
         self.system_headers |= dict.fromkeys(header.system_headers)
         if header.token is not None:
@@ -143,6 +145,7 @@ class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
             dict(self.include_once),
             tuple(self.includes),
             tuple(self.system_headers),
+            frozenset(self._varying),
             len(self.diagnostics) == before,
         )
         self.includes, self.system_headers, self.parser = outer
@@ -154,7 +157,7 @@ class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
             for name, macro in self.macros.items()
             if name not in ("__FILE__", "__LINE__", "__DATE__", "__TIME__", "__PCPP__")
         )
-        return macros, frozenset(self.include_once)
+        return macros, frozenset(self.include_once), frozenset(self._varying)
 
     def include(self, tokens: list[Any], original_line: list[Any]) -> Iterator[Any]:
         """Include a file; a directive that names none, or whose macro expands to nothing, is reported."""
