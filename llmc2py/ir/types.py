@@ -72,6 +72,7 @@ FLOATING_TYPES = frozenset({"float", "double", "half", "bfloat16", "floatX"})
 #: The type of a parameter that takes a launcher (a template parameter that the source calls like a function).
 LAUNCHER = CType("launcher")
 INT = CType("int")
+FLOAT = CType("float")
 BOOL = CType("bool")
 SIZE_T = CType("unsigned long")
 DOUBLE = CType("double")

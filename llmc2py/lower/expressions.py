@@ -15,7 +15,7 @@ from llmc2py.ir import expressions as ir
 from llmc2py.ir.blas import chosen_enumerator, is_enumerator
 from llmc2py.ir.library import Launcher, Scope
 from llmc2py.ir.names import python_name
-from llmc2py.ir.types import BOOL, FLOATING_TYPES, INT, INTEGER_TYPES, SIZE_T, CType, canonical_name, promote
+from llmc2py.ir.types import BOOL, FLOAT, FLOATING_TYPES, INT, INTEGER_TYPES, SIZE_T, CType, canonical_name, promote
 from llmc2py.lower.lowered import (
     AND,
     ATOM,
@@ -33,6 +33,7 @@ from llmc2py.lower.lowered import (
     Lowered,
     compared,
     holds,
+    in_single,
     meeting,
     promoted,
     stored,
@@ -59,6 +60,8 @@ DEVICE_FIELDS = frozenset(
         "totalGlobalMem", "maxGridSize",
     }
 )  # fmt: skip
+#: Of a float they give a float, whatever they compute in.
+_EXACT = frozenset({"ceil", "floor", "fabs"})
 _SIZES = {
     "bool": 1, "char": 1, "signed char": 1, "unsigned char": 1, "short": 2, "unsigned short": 2, "int": 4,
     "unsigned int": 4, "float": 4, "half": 2, "bfloat16": 2, "double": 8, "long": 8, "unsigned long": 8, "long long": 8,
@@ -296,6 +299,11 @@ class ExpressionLowering:
         else:
             left, right = meeting(left, ctype), meeting(right, ctype)
         natural = left.is_natural and right.is_natural
+        if ctype == FLOAT:
+            # Computed in double and rounded once, each operation gives what C gives.
+            sign = "/" if node.operator == "/" else operator
+            text = f"{in_single(left).at(level)} {sign} {in_single(right).at(level + 1)}"
+            return Lowered(f'c_cast({text}, "float")', FLOAT)
         if node.operator == "/" and ctype.is_floating:
             operator = "/"
         elif node.operator in "/%" and not natural:
@@ -439,12 +447,21 @@ class ExpressionLowering:
             natural = one.is_natural and other.is_natural
             return Lowered(f"{name}({one.text}, {other.text})", ctype, is_natural=natural)
         if name.removesuffix("f") in _MATH:
-            arguments = ", ".join(self.text(argument) for argument in node.arguments)
-            return Lowered(f"math.{name.removesuffix('f')}({arguments})", CType("double"))
+            return self._mathematics(name, [self.lower(argument) for argument in node.arguments])
         inlined = self._inline(node)
         if inlined is not None:
             return inlined
         raise SourceError(node.span, f"a call of {node.function}() cannot be lowered")
+
+    def _mathematics(self, name: str, arguments: list[Lowered]) -> Lowered:
+        """``sqrtf(x)`` and, of floats alone, ``std::sqrt(x)`` are float functions, the others double ones."""
+        is_single = name.endswith("f") or all(one.type == FLOAT for one in arguments)
+        text = ", ".join((in_single(one) if is_single else one).text for one in arguments)
+        function = name.removesuffix("f")
+        called = f"math.{function}({text})"
+        if not is_single:
+            return Lowered(called, CType("double"))
+        return Lowered(called if function in _EXACT else f'c_cast({called}, "float")', FLOAT)
 
     def _inline(self, node: ir.Call) -> Lowered | None:
         """``ceil_div(a, b)``: a host function of a single return is replaced by what it returns."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from dataclasses import dataclass
 
-from llmc2py.ir.types import BOOL, INT, INTEGER_TYPES, CType, promote
+from llmc2py.ir.types import BOOL, FLOAT, INT, INTEGER_TYPES, CType, promote
 
 # Python's precedence of what is emitted, loosest first.
 ATOM, UNARY, PRODUCT, SUM, SHIFT, AND, XOR, OR, COMPARE, NOT, LAND, LOR, TERNARY = range(13, 0, -1)
 
-_ROUNDED = re.compile(r"math\.(?:ceil|floor)\([^()]*(?:\([^()]*\)[^()]*)*\)")
+_ROUNDED = re.compile(r"math\.(?:ceil|floor)\(.*\)")
+_LITERAL = re.compile(r"-?\d+(?:\.\d*)?(?:e[-+]?\d+)?")
 
 
 @dataclass(frozen=True)
@@ -75,16 +77,30 @@ def compared(left: Lowered, right: Lowered) -> tuple[Lowered, Lowered]:
     return one, other
 
 
+def in_single(value: Lowered) -> Lowered:
+    """Return a number as a float: rounded, unless it is one already."""
+    if not (value.type.is_integer or value.type.is_floating):
+        return value
+    if _LITERAL.fullmatch(value.text):
+        is_exact = ctypes.c_float(float(value.text)).value == float(value.text)
+    else:
+        is_exact = value.type == FLOAT
+    return value if is_exact else Lowered(f'c_cast({value.text}, "float")', FLOAT)
+
+
 def stored(value: Lowered, ctype: CType) -> Lowered:
     """Return a value as an object of a scalar C type takes it: truncated, wrapped, or as it is where that is the same.
 
     Sizes that are not negative pass through the integer types unchanged: what is too large is refused where a kernel's
     parameter takes it, instead of being wrapped here.
     """
+    if ctype == FLOAT:
+        return in_single(value)
     if not ctype.is_integer or not (value.type.is_integer or value.type.is_floating):
         return value
     if value.type.is_floating:
-        is_integer = bool(_ROUNDED.fullmatch(value.text)) and ctype != BOOL
+        # Of an atom, what begins with a call and ends with a parenthesis is that call.
+        is_integer = value.level == ATOM and bool(_ROUNDED.fullmatch(value.text)) and ctype != BOOL
         return value if is_integer else Lowered(f'c_cast({value.text}, "{ctype.base}")', ctype)
     if ctype == BOOL:
         return value if value.type == BOOL else Lowered(f"{value.at(SHIFT)} != 0", BOOL, COMPARE)

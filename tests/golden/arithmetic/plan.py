@@ -55,7 +55,7 @@ def ceilings(plan: Plan, out: Pointer, n: int, b: int, bytes: int) -> None:
     plan.launch(k, ceil_div(n, b), b, 0, out, n)
     plan.launch(k, ceil_div(n, b), b, 0, out, n)
     plan.launch(k, idiv(n - 1, b) + 1, b, 0, out, n)
-    plan.launch(k, math.ceil(c_cast(n, "float") / b), b, 0, out, n)
+    plan.launch(k, math.ceil(c_cast(c_cast(n, "float") / c_cast(b, "float"), "float")), b, 0, out, n)
     plan.launch(k, n + 255 >> 8, 256, 0, out, n)
     plan.launch(k, idiv(n, b) + (n % b != 0), b, 0, out, n)
 
@@ -90,7 +90,7 @@ def rules(plan: Plan, out: Pointer, n: int, m: int, u: int, v: int, z: int, l: i
     plan.launch(k, 1, 32, 0, out, n if n > m else m if m > 3 else 3)
     plan.launch(k, 1, 32, 0, out, min(n, max(m, 4)))
     plan.launch(k, 1, 32, 0, out, n > u and not m == 2 or f >= 1.5)
-    plan.launch(k, 1, 32, 0, out, c_cast(n * f, "int"))
+    plan.launch(k, 1, 32, 0, out, c_cast(c_cast(c_cast(n, "float") * f, "float"), "int"))
     plan.launch(k, 1, 32, 0, out, (n - m) * (n + m) - (n - (m - 1)))
     plan.launch(k, 1, 32, 0, out, wrap(n, "unsigned int") > u)
     plan.launch(k, 1, 32, 0, out, z > 0 and l < -1)
@@ -101,8 +101,8 @@ def rules(plan: Plan, out: Pointer, n: int, m: int, u: int, v: int, z: int, l: i
     difference = c_cast(wrap(u - v, "unsigned int"), "int")
     flag = (n & 4) != 0
     plan.launch(k, 1, 32, 0, out, difference + flag)
-    truncated = c_cast(n * 0.5, "int")
-    plan.launch(k, truncated, 32, 0, out, c_cast(1.5 * n, "int"))
+    truncated = c_cast(c_cast(c_cast(n, "float") * 0.5, "float"), "int")
+    plan.launch(k, truncated, 32, 0, out, c_cast(c_cast(1.5 * c_cast(n, "float"), "float"), "int"))
     n = idiv(n, 2)
     n = n - -3
     n = n << 1

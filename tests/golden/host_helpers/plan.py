@@ -42,8 +42,8 @@ def rounded(n: int) -> int:
 
 def ratio(a: int, b: int) -> int:
     """Return what the host function at input.cu:15 computes."""
-    r = a
-    return r / b
+    r = c_cast(a, "float")
+    return c_cast(r / c_cast(b, "float"), "float")
 
 
 @launcher(
@@ -67,7 +67,14 @@ def run(plan: Plan, out: Pointer, n: int) -> None:
 )
 def with_half(plan: Plan, out: Pointer, n: int) -> None:
     """Launch `k<<<halved(n) / 2, 32>>>`."""
-    plan.launch(k, idiv(c_cast(n * 0.5, "int"), 2), 32, 0, out, n != 0 and c_cast(n * 0.5, "int") != 0)
+    plan.launch(
+        k,
+        idiv(c_cast(c_cast(c_cast(n, "float") * 0.5, "float"), "int"), 2),
+        32,
+        0,
+        out,
+        n != 0 and c_cast(c_cast(c_cast(n, "float") * 0.5, "float"), "int") != 0,
+    )
 
 
 @launcher(
@@ -79,4 +86,4 @@ def with_half(plan: Plan, out: Pointer, n: int) -> None:
 )
 def with_float(plan: Plan, out: Pointer, n: int) -> None:
     """Launch `k<<<(int)(ratio(n, 3) + 0.5), 32>>>`."""
-    plan.launch(k, c_cast(ratio(n, 3) + 0.5, "int"), 32, 0, out, n)
+    plan.launch(k, c_cast(c_cast(ratio(n, 3) + 0.5, "float"), "int"), 32, 0, out, n)
