@@ -108,7 +108,7 @@ def test_random_expressions_have_the_values_of_c(expressions: list[str], values:
         ("!i", "not i"),
         ("(int)(u - v)", 'c_cast(wrap(u - v, "unsigned int"), "int")'),
         ("(int)z", "z"),
-        ("(long)(i * 0.5)", 'c_cast(c_cast(c_cast(i, "float") * 0.5, "float"), "long")'),
+        ("(long)(i * 0.5)", 'c_cast(i * 0.5, "long")'),
         ("i * 0.5f", 'c_cast(c_cast(c_cast(i, "float") * 0.5, "float"), "long")'),
         ("010 + 0x10 + 0b11 + 1'000", "1027"),
         ("~u", 'wrap(~u, "unsigned int")'),
