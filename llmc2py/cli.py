@@ -255,7 +255,6 @@ def report(
         record = reporting.report(
             source,
             made,
-            catalogs,
             architectures=architectures or (reporting.DEFAULT_ARCHITECTURE,),
             precisions=precisions or reporting.ALL_PRECISIONS,
             compiles=not no_compile,

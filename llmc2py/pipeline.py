@@ -9,16 +9,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from llmc2py import __version__
-from llmc2py.catalog import builtin_entries, is_entry, read_entry
+from llmc2py.catalog import builtin_entries, builtin_replacements, is_entry, read_entry
 from llmc2py.diagnostics import Diagnostic, Severity, SourceSpan, UsageError
 from llmc2py.emit.lock import LOCK_NAME, emit_lock
 from llmc2py.emit.render import render_package
 from llmc2py.frontend.creference import parse_references
-from llmc2py.frontend.reader import read_tree
 from llmc2py.ir.catalog import CatalogEntry
 from llmc2py.ir.library import Library, Reference
 from llmc2py.ir.plans import PackagePlan
 from llmc2py.lower.modules import lower_library
+from llmc2py.treecache import paused_collection, read_tree_once
 
 #: Where a package goes by default; a source folder with a catalogue of its own gets it inside.
 DEFAULT_OUTPUT = "generated"
@@ -41,14 +41,15 @@ def generate(source: pathlib.Path, catalogs: Sequence[pathlib.Path] = (), only: 
     on source files, op names and kernel names. Raises UsageError for what cannot be read at all.
     """
     entries = load_entries(source, catalogs)
-    library = read_tree(source)
+    library = read_tree_once(source)
     if only:
         library, entries = _selected(library, entries, only)
     if not library.kernels:
         why = "".join(f"\n{item}" for item in library.diagnostics)
         raise UsageError(f"{source}: no kernel in it{' that --only selects' if only else ''}{why}")
-    plan, diagnostics = lower_library(library, entries)
-    files = render_package(plan)
+    with paused_collection():
+        plan, diagnostics = lower_library(library, entries, builtin_replacements())
+        files = render_package(plan)
     catalog_hashes = {entry.file: hashlib.sha256(repr(entry).encode()).hexdigest() for entry in entries}
     lock = emit_lock(__version__, library.hashes, catalog_hashes, files)
     return Generated(files | {LOCK_NAME: lock}, plan, library, (*library.diagnostics, *diagnostics))

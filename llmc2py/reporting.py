@@ -15,7 +15,7 @@ from llmc2py.emit.writer import write_package
 from llmc2py.ir import conditions
 from llmc2py.ir.library import Kernel, Reference
 from llmc2py.listing import Record
-from llmc2py.pipeline import Generated, load_entries, plain_references
+from llmc2py.pipeline import Generated, plain_references
 
 if TYPE_CHECKING:
     from llmc2py.verify.compile_worker import CompileRow
@@ -36,7 +36,6 @@ _LACKING = re.compile(r"undefined|not declared|Unresolved extern|does not name a
 def report(
     source: pathlib.Path,
     made: Generated,
-    catalogs: Sequence[pathlib.Path] = (),
     *,
     architectures: Sequence[str] = (DEFAULT_ARCHITECTURE,),
     precisions: Sequence[str] = ALL_PRECISIONS,
@@ -47,7 +46,7 @@ def report(
 
     Parameters
     ----------
-    source, catalogs
+    source
         What ``made`` was generated from.
     architectures, precisions
         What to compile for beside the CPU, and in what; kernels that know no precision are compiled once.
@@ -65,7 +64,7 @@ def report(
     targets = [*architectures, _CPU] if compiles else []
     rows = _compiled(made, architectures, precisions, progress) if compiles else []
     kernels = [_kernel(made, record, rows, targets, precisions) for record in _listed(made)]
-    launchers = _launchers(source, made, catalogs)
+    launchers = _launchers(made)
     references = _references(made, *plain_references(source))
     record = {
         "architectures": list(architectures),
@@ -232,22 +231,16 @@ def _is_compiled(outcomes: dict[str, Record]) -> bool:
 # --- launchers
 
 
-def _launchers(source: pathlib.Path, made: Generated, catalogs: Sequence[pathlib.Path]) -> list[Record]:
+def _launchers(made: Generated) -> list[Record]:
     listed = listing.listing(made)["launchers"]
     sites = Counter[tuple[str, str, int]]()
     for launcher in made.library.launchers:
         sites[launcher.span.file, launcher.name, launcher.span.line] += launcher.launch_sites
-    ops = {module.op.name for module in made.plan.ops if module.op is not None}
-    replaced = {
-        name if ":" in name else f"{entry.source}:{name}": entry.layer
-        for entry in load_entries(source, catalogs)
-        if entry.name in ops
-        for name in entry.replaces
-    }
+    replaced = {(one.launcher.span.file, one.launcher.name): one for one in made.plan.replaced}
     found = []
     for item in listed:
-        by = replaced.get(f"{item['file']}:{item['name']}") if item["not_lowered"] is not None else None
-        status = "lowered" if item["not_lowered"] is None else "replaced" if by is not None else "not_lowered"
+        by = replaced.get((item["file"], item["name"]))
+        status = "replaced" if by is not None else "lowered" if item["not_lowered"] is None else "not_lowered"
         found.append(
             {
                 "name": item["name"],
@@ -259,8 +252,8 @@ def _launchers(source: pathlib.Path, made: Generated, catalogs: Sequence[pathlib
                 "calls": item["calls"],
                 "module": item["module"],
                 "status": status,
-                "replaced_by": by,
-                "reason": item["not_lowered"],
+                "replaced_by": by.function if by is not None else None,
+                "reason": by.reason if by is not None else item["not_lowered"],
             }
         )
     return found

@@ -8,13 +8,12 @@ from importlib import resources
 from typing import Any
 
 from llmc2py.diagnostics import UsageError
-from llmc2py.ir.catalog import CatalogEntry, PassEntry
+from llmc2py.ir.catalog import CatalogEntry, PassEntry, Replacement
 from llmc2py.ir.plans import ArraySpec, CReferenceCall, VariantCall
 
 _KEYS = frozenset(
     {"name", "layer", "summary", "details", "source", "launchers", "kernels", "uses", "inputs", "parameters",
-     "outputs", "forward", "backward", "extents", "reference", "fast_sizes", "replaces",
-     "variants"}
+     "outputs", "forward", "backward", "extents", "reference", "fast_sizes", "variants"}
 )  # fmt: skip
 _REQUIRED = ("name", "layer", "summary", "source", "inputs", "outputs", "forward", "reference")
 
@@ -24,6 +23,14 @@ def builtin_entries() -> list[CatalogEntry]:
     folder = resources.files(__name__)
     files = sorted((item for item in folder.iterdir() if item.name.endswith(".toml")), key=lambda item: item.name)
     return [parse_entry(item.read_text(encoding="utf-8"), f"catalog/{item.name}") for item in files]
+
+
+def builtin_replacements() -> list[Replacement]:
+    """Return the launchers that functions of the runtime stand for."""
+    folder = resources.files(__name__) / "replaced"
+    files = sorted((item for item in folder.iterdir() if item.name.endswith(".toml")), key=lambda item: item.name)
+    tables = [table for item in files for table in tomllib.loads(item.read_text(encoding="utf-8"))["replacement"]]
+    return [Replacement(one["launcher"], one["source"], one["function"], tuple(one["uses"])) for one in tables]
 
 
 def is_entry(path: pathlib.Path) -> bool:
@@ -90,7 +97,6 @@ def _entry(table: dict[str, Any], file: str) -> CatalogEntry:
         ),
         fast_sizes=str(table.get("fast_sizes", "all")),
         reduction=reference.get("reduction"),
-        replaces=tuple(map(str, table.get("replaces", ()))),
         variants=tuple(_variant(item) for item in table.get("variants", ())),
     )
 

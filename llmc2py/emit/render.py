@@ -85,6 +85,7 @@ def _module(module: ModulePlan) -> dict[str, Any]:
     runtime = {"Param"} if module.kernels or module.launchers else set()
     runtime |= {"Kernel", "KernelSource"} if module.kernels else set()
     runtime |= {"Plan", "launcher"} if module.launchers else set()
+    runtime |= {"replacements"} if module.replaced else set()
     used = {name for plan in module.launchers for name in plan.uses if name != "math"}
     runtime |= used
     if any(one.type.is_pointer for plan in module.launchers for one in plan.parameters):
@@ -117,6 +118,7 @@ def _module(module: ModulePlan) -> dict[str, Any]:
         "launchers": [_launcher(module, plan) for plan in module.launchers],
         "function": function,
         "exports": _exports(module),
+        "replaced": module.replaced,
     }
 
 
@@ -142,6 +144,7 @@ def _module_doc(module: ModulePlan) -> str:
 
 def _exports(module: ModulePlan) -> list[str]:
     names = [*module.symbols.values(), *(plan.name for plan in module.launchers)]
+    names += [one.launcher.name for one in module.replaced]
     if module.op is not None:
         names += [f"{module.op.layer}Function", module.op.name]
     return sorted(set(names), key=_import_order)

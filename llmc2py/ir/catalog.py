@@ -17,14 +17,26 @@ class PassEntry:
 
 
 @dataclass(frozen=True)
+class Replacement:
+    """A launcher that a function of ``llmc2py.runtime.replacements`` stands for, and what the function is given.
+
+    ``uses`` names kernels and launchers: of ``source``, or ``file:name``.
+    """
+
+    launcher: str
+    source: str
+    function: str
+    uses: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class CatalogEntry:
     """One op.
 
     ``file`` names the TOML file, for messages. ``launchers`` and ``kernels`` of ``source`` are emitted in the op's
     module; ``uses`` are those of other modules (``file:name`` where they are of another file). ``extents`` gives the
     number of elements by launcher (of any file in the tree: by the file's name) and parameter: alternatives, of which
-    the first counts whose names are all parameters of the launcher. ``replaces`` are launchers that are beyond lowering
-    and whose work the recipes do (``file:name`` where they are of another file); ``variants`` launchers that compute the op
+    the first counts whose names are all parameters of the launcher. ``variants`` are launchers that compute the op
     too.
     """
 
@@ -48,5 +60,4 @@ class CatalogEntry:
     c_references: tuple[CReferenceCall, ...]
     fast_sizes: str
     reduction: str | None
-    replaces: tuple[str, ...] = ()
     variants: tuple[VariantCall, ...] = ()

@@ -128,6 +128,16 @@ class OpPlan:
 
 
 @dataclass(frozen=True)
+class ReplacedLauncher:
+    """A launcher that cannot be lowered, with the Python function in its place and the symbols that it is given."""
+
+    launcher: Launcher
+    function: str
+    symbols: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
 class ModulePlan:
     """One generated module, made from one source file.
 
@@ -143,6 +153,7 @@ class ModulePlan:
     extents: dict[str, dict[str, str]]
     imports: dict[str, tuple[str, ...]]
     op: OpPlan | None
+    replaced: tuple[ReplacedLauncher, ...] = ()
 
     @property
     def origin(self) -> str:
@@ -158,6 +169,11 @@ class PackagePlan:
     modules: tuple[ModulePlan, ...]
     not_lowered: tuple[NotLowered, ...]
     references: dict[tuple[str, str], Reference]
+
+    @property
+    def replaced(self) -> list[ReplacedLauncher]:
+        """The launchers that Python functions stand for."""
+        return [one for module in self.modules for one in module.replaced]
 
     @property
     def ops(self) -> list[ModulePlan]:

@@ -7,7 +7,7 @@ synchronisation) is left out; what cannot be lowered ends the launcher, with the
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from llmc2py.diagnostics import SourceError, SourceSpan
@@ -32,6 +32,7 @@ from llmc2py.lower.expressions import (
 from llmc2py.lower.hostcalls import HostCallLowering
 from llmc2py.lower.lowered import Lowered, stored
 from llmc2py.lower.spelling import spelled
+from llmc2py.lower.unused import without_unused
 
 _LONG = CType("long")
 _STREAMS = frozenset({"cudaStream_t", "CUstream"})
@@ -90,12 +91,13 @@ class _LauncherLowering:
             self._bind(one.name, one.type)
         self._check_parameters(parameters)
         self._body(self.launcher.body)
+        body = without_unused((*self._hoisted(), *self.lines))
         return LaunchPlan(
             launcher=self.launcher,
             parameters=tuple(parameters),
-            body=(*self._hoisted(), *self.lines) or ("pass",),
+            body=body or ("pass",),
             asked=tuple(Parameter(name, ctype, self.launcher.span) for name, ctype in self.environment.asked.items()),
-            uses=self._used_names(),
+            uses=self._used_names(body),
             kernels=tuple(self.kernels),
             calls=tuple(self.calls),
             launches=tuple(self.launches),
@@ -107,9 +109,9 @@ class _LauncherLowering:
         """``template <class F> void run(…, F launch) { launch(…); }``: a parameter that is called is a launcher."""
         return replace(parameter, type=LAUNCHER) if parameter.name in _launcher_parameters(self.launcher) else parameter
 
-    def _used_names(self) -> frozenset[str]:
+    def _used_names(self, body: Sequence[str]) -> frozenset[str]:
         """Return the names of the runtime that the emitted lines mention."""
-        text = "\n".join([*self.lines, *self._hoisted(), *(line for one in self.helpers.values() for line in one.body)])
+        text = "\n".join([*body, *(line for one in self.helpers.values() for line in one.body)])
         return frozenset(name for name in RUNTIME_NAMES if re.search(rf"\b{name}[.(]", text))
 
     def _hoisted(self) -> list[str]:
@@ -144,7 +146,7 @@ class _LauncherLowering:
         self.environment.asked |= lowering.environment.asked
         parameters = (*(python_name(one.name) for one in function.parameters), *lowering.environment.asked)
         self.helpers |= lowering.helpers
-        lines = (*lowering._hoisted(), *lowering.lines)
+        lines = without_unused((*lowering._hoisted(), *lowering.lines))
         takes_plan = any(re.search(r"\bplan\b", line) for line in lines)
         self.helpers[name] = HelperPlan(
             name, parameters, tuple(lowering.environment.asked), takes_plan, lines, function.span

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from llmc2py.diagnostics import Diagnostic, Severity, SourceError, SourceSpan
-from llmc2py.ir.catalog import CatalogEntry
+from llmc2py.ir.catalog import CatalogEntry, Replacement
 from llmc2py.ir.library import Kernel, Launcher, Library, Parameter, SourceFile
 from llmc2py.ir.names import is_reserved
-from llmc2py.ir.plans import LaunchPlan, ModulePlan, NotLowered, OpPlan, PackagePlan
+from llmc2py.ir.plans import LaunchPlan, ModulePlan, NotLowered, OpPlan, PackagePlan, ReplacedLauncher
 from llmc2py.ir.types import FLOATING_TYPES, INTEGER_TYPES
 from llmc2py.lower.effects import LauncherEffects
 from llmc2py.lower.launchers import AskedOf, lower_launcher
@@ -44,17 +44,21 @@ _VECTORS = tuple(
 )
 
 
-def lower_library(library: Library, entries: Iterable[CatalogEntry]) -> tuple[PackagePlan, list[Diagnostic]]:
+def lower_library(
+    library: Library, entries: Iterable[CatalogEntry], replacements: Iterable[Replacement] = ()
+) -> tuple[PackagePlan, list[Diagnostic]]:
     """Lower a whole source tree with a catalogue. What does not fit becomes a diagnostic and is left out."""
-    return _PackageLowering(library, list(entries)).lower()
+    return _PackageLowering(library, list(entries), list(replacements)).lower()
 
 
 class _PackageLowering:
-    def __init__(self, library: Library, entries: list[CatalogEntry]) -> None:
+    def __init__(self, library: Library, entries: list[CatalogEntry], replacements: list[Replacement]) -> None:
         self.library = _with_neighbours(library)
         self.files = {file.path: file for file in self.library.files}
         self.diagnostics: list[Diagnostic] = []
         self.entries = [entry for entry in entries if entry.source in self.files]
+        self.replacements = replacements
+        self.replaced: dict[tuple[str, str], tuple[Replacement, ReplacedLauncher]] = {}
         self.kernels: dict[tuple[str, str], Kernel] = {}
         self.plans: dict[tuple[str, str], LaunchPlan] = {}
         self.not_lowered: list[NotLowered] = []
@@ -66,6 +70,7 @@ class _PackageLowering:
         for file in self.library.files:
             self._lower_launchers(file)
         self._drop_callers()
+        self._replace_launchers()
         ops = {op.name: op for entry in self.entries if (op := self._lower_entry(entry)) is not None}
         self._claim([entry for entry in self.entries if entry.name in ops])
         modules = [self._module(path, ops) for path in dict.fromkeys(self.homes.values())]
@@ -161,6 +166,23 @@ class _PackageLowering:
                 return launcher.span.file
         return None
 
+    def _replace_launchers(self) -> None:
+        """Put functions of the runtime in the place of launchers that could not be lowered."""
+        for one in self.replacements:
+            refused = next((item for item in self.not_lowered if _is_launcher(item, one)), None)
+            symbols = [self._symbol_of(one, item) for item in one.uses]
+            if refused is None or None in symbols:
+                continue
+            self.not_lowered.remove(refused)
+            found = ReplacedLauncher(
+                refused.launcher, one.function, tuple(name for name in symbols if name is not None), refused.reason
+            )
+            self.replaced[one.source, one.launcher] = one, found
+
+    def _symbol_of(self, replacement: Replacement, item: str) -> str | None:
+        file, name = _place_and_name(replacement, item)
+        return self.symbols.get((file, name)) or (name if (file, name) in self.plans else None)
+
     # --- ops
 
     def _lower_entry(self, entry: CatalogEntry) -> OpPlan | None:
@@ -230,11 +252,14 @@ class _PackageLowering:
                     self._settle(entry.source, "kernel", name, entry.name)
         homeless = {file for file, name in self.plans if (file, "launcher", name) not in self.homes}
         homeless |= {file for file, name in self.kernels if (file, "kernel", name) not in self.homes}
+        homeless |= {file for file, name in self.replaced}
         paths = _module_paths(sorted(homeless), [entry.name for entry in entries])
         for file, name in self.plans:
             self._settle(file, "launcher", name, paths.get(file, ""))
         for file, name in self.kernels:
             self._settle(file, "kernel", name, paths.get(file, ""))
+        for file, name in self.replaced:
+            self.homes[file, "replaced", name] = paths[file]
 
     def _settle(self, file: str, kind: str, name: str, module: str) -> None:
         known = self.plans if kind == "launcher" else self.kernels
@@ -258,6 +283,7 @@ class _PackageLowering:
             self._extents(source, launchers),
             self._imports(path, file, launchers, entry),
             op,
+            tuple(one for (place, name), (_, one) in self.replaced.items() if (place, "replaced", name) in own),
         )
 
     def _extents(self, source: str, launchers: list[LaunchPlan]) -> dict[str, dict[str, str]]:
@@ -293,6 +319,12 @@ class _PackageLowering:
                 "launcher" if (place, item) in self.plans and item not in (entry.kernels if entry else ()) else "kernel"
             )
             needed.append((place, kind, item))
+        for replacement, found in self.replaced.values():
+            if self.homes.get((found.launcher.span.file, "replaced", found.launcher.name)) == path:
+                places = [_place_and_name(replacement, item) for item in replacement.uses]
+                needed += [
+                    (place, "kernel" if (place, item) in self.kernels else "launcher", item) for place, item in places
+                ]
         for source, kind, name in needed:
             home = self.homes[source, kind, name]
             if home != path:
@@ -316,6 +348,15 @@ def _with_neighbours(library: Library) -> Library:
             replace(file, scope=replace(file.scope, functions=single | file.scope.functions)) for file in library.files
         ),
     )
+
+
+def _is_launcher(refused: NotLowered, replacement: Replacement) -> bool:
+    return refused.launcher.name == replacement.launcher and refused.launcher.span.file == replacement.source
+
+
+def _place_and_name(replacement: Replacement, item: str) -> tuple[str, str]:
+    file, _, name = item.rpartition(":")
+    return file or replacement.source, name
 
 
 def _module_paths(files: Iterable[str], ops: Iterable[str]) -> dict[str, str]:

@@ -94,14 +94,14 @@ fused_residual_forward_kernel4 = Kernel(
     SOURCE,
     "fused_residual_forward_kernel4",
     [
-        Param("residual", "floatX*", intent="inout", align=16),
-        Param("normed", "floatX*", intent="out", align=16),
+        Param("residual", "floatX*", intent="inout"),
+        Param("normed", "floatX*", intent="out"),
         Param("mean", "floatX*", intent="out", nullable=True),
         Param("rstd", "floatX*", intent="out", nullable=True),
-        Param("inp1", "const floatX*", intent="in", align=16),
-        Param("inp2", "const floatX*", intent="in", align=16),
-        Param("weight", "const floatX*", intent="in", align=16),
-        Param("bias", "const floatX*", intent="in", align=16),
+        Param("inp1", "const floatX*", intent="in"),
+        Param("inp2", "const floatX*", intent="in"),
+        Param("weight", "const floatX*", intent="in"),
+        Param("bias", "const floatX*", intent="in"),
         Param("N", "int"),
         Param("C", "int"),
     ],
@@ -112,14 +112,14 @@ fused_residual_forward_kernel5 = Kernel(
     SOURCE,
     "fused_residual_forward_kernel5",
     [
-        Param("residual", "floatX*", intent="out", align=16),
-        Param("normed", "floatX*", intent="out", align=16),
+        Param("residual", "floatX*", intent="out"),
+        Param("normed", "floatX*", intent="out"),
         Param("mean", "floatX*", intent="out", nullable=True),
         Param("rstd", "floatX*", intent="out", nullable=True),
-        Param("inp1", "const floatX*", intent="in", align=16),
-        Param("inp2", "const floatX*", intent="in", align=16),
-        Param("weight", "const floatX*", intent="in", align=16),
-        Param("bias", "const floatX*", intent="in", align=16),
+        Param("inp1", "const floatX*", intent="in"),
+        Param("inp2", "const floatX*", intent="in"),
+        Param("weight", "const floatX*", intent="in"),
+        Param("bias", "const floatX*", intent="in"),
         Param("N", "int"),
         Param("C", "int"),
     ],
@@ -130,14 +130,14 @@ fused_residual_forward_kernel6 = Kernel(
     SOURCE,
     "fused_residual_forward_kernel6",
     [
-        Param("residual", "floatX*", intent="out", align=16),
-        Param("normed", "floatX*", intent="out", align=16),
+        Param("residual", "floatX*", intent="out"),
+        Param("normed", "floatX*", intent="out"),
         Param("mean", "floatX*", intent="out", nullable=True),
         Param("rstd", "floatX*", intent="out", nullable=True),
-        Param("inp1", "const floatX*", intent="in", align=16),
-        Param("inp2", "const floatX*", intent="in", align=16),
-        Param("weight", "const floatX*", intent="in", align=16),
-        Param("bias", "const floatX*", intent="in", align=16),
+        Param("inp1", "const floatX*", intent="in"),
+        Param("inp2", "const floatX*", intent="in"),
+        Param("weight", "const floatX*", intent="in"),
+        Param("bias", "const floatX*", intent="in"),
         Param("N", "int"),
         Param("C", "int"),
     ],
@@ -182,6 +182,14 @@ def fused_residual_forward2(
     block_size: int,
 ) -> None:
     """Launch `fused_residual_forward2<<<blocks, block_size>>>`."""
+    plan.check_extent(residual, N * C, "N * C")
+    plan.check_extent(normed, N * C, "N * C")
+    plan.check_extent(mean, N, "N")
+    plan.check_extent(rstd, N, "N")
+    plan.check_extent(inp1, N * C, "N * C")
+    plan.check_extent(inp2, N * C, "N * C")
+    plan.check_extent(weight, C, "C")
+    plan.check_extent(bias, C, "C")
     blocks = ceil_div_(N, block_size)
     plan.launch(
         fused_residual_forward2_kernel,
@@ -232,6 +240,14 @@ def fused_residual_forward3(
     block_size: int,
 ) -> None:
     """Launch `fused_residual_forward3<<<ceil_div(N, rows_per_block), dim3(32, rows_per_block)>>>`."""
+    plan.check_extent(residual, N * C, "N * C")
+    plan.check_extent(normed, N * C, "N * C")
+    plan.check_extent(mean, N, "N")
+    plan.check_extent(rstd, N, "N")
+    plan.check_extent(inp1, N * C, "N * C")
+    plan.check_extent(inp2, N * C, "N * C")
+    plan.check_extent(weight, C, "C")
+    plan.check_extent(bias, C, "C")
     plan.require(block_size % 32 == 0, "block_size % 32 == 0", block_size=block_size)
     rows_per_block = idiv(block_size, 32)
     plan.launch(
@@ -287,6 +303,14 @@ def fused_residual_forward1(
     * `residual_forward_kernel1<<<ceil_div(N * C, block_size), block_size>>>`
     * `layernorm_forward_kernel1<<<ceil_div(N, block_size), block_size>>>`
     """
+    plan.check_extent(residual, N * C, "N * C")
+    plan.check_extent(normed, N * C, "N * C")
+    plan.check_extent(mean, N, "N")
+    plan.check_extent(rstd, N, "N")
+    plan.check_extent(inp1, N * C, "N * C")
+    plan.check_extent(inp2, N * C, "N * C")
+    plan.check_extent(weight, C, "C")
+    plan.check_extent(bias, C, "C")
     plan.launch(residual_forward_kernel1, ceil_div_(N * C, block_size), block_size, 0, residual, inp1, inp2, N * C)
     plan.launch(
         layernorm_forward_kernel1,
@@ -306,14 +330,14 @@ def fused_residual_forward1(
 
 @launcher(
     [
-        Param("residual", "floatX*", intent="inout", align=16),
-        Param("normed", "floatX*", intent="out", align=16),
+        Param("residual", "floatX*", intent="inout"),
+        Param("normed", "floatX*", intent="out"),
         Param("mean", "floatX*", intent="out", nullable=True),
         Param("rstd", "floatX*", intent="out", nullable=True),
-        Param("inp1", "const floatX*", intent="in", align=16),
-        Param("inp2", "const floatX*", intent="in", align=16),
-        Param("weight", "const floatX*", intent="in", align=16),
-        Param("bias", "const floatX*", intent="in", align=16),
+        Param("inp1", "const floatX*", intent="in"),
+        Param("inp2", "const floatX*", intent="in"),
+        Param("weight", "const floatX*", intent="in"),
+        Param("bias", "const floatX*", intent="in"),
         Param("N", "int"),
         Param("C", "int"),
         Param("block_size", "int"),
@@ -335,6 +359,14 @@ def fused_residual_forward4(
     block_size: int,
 ) -> None:
     """Launch `fused_residual_forward_kernel4<<<ceil_div(N, rows_per_block), dim3(32, rows_per_block)>>>`."""
+    plan.check_extent(residual, N * C, "N * C")
+    plan.check_extent(normed, N * C, "N * C")
+    plan.check_extent(mean, N, "N")
+    plan.check_extent(rstd, N, "N")
+    plan.check_extent(inp1, N * C, "N * C")
+    plan.check_extent(inp2, N * C, "N * C")
+    plan.check_extent(weight, C, "C")
+    plan.check_extent(bias, C, "C")
     plan.require(block_size % 32 == 0, "block_size % 32 == 0", block_size=block_size)
     rows_per_block = idiv(block_size, 32)
     plan.launch(
@@ -357,14 +389,14 @@ def fused_residual_forward4(
 
 @launcher(
     [
-        Param("residual", "floatX*", intent="inout", align=16),
-        Param("normed", "floatX*", intent="out", align=16),
+        Param("residual", "floatX*", intent="inout"),
+        Param("normed", "floatX*", intent="out"),
         Param("mean", "floatX*", intent="out", nullable=True),
         Param("rstd", "floatX*", intent="out", nullable=True),
-        Param("inp1", "const floatX*", intent="in", align=16),
-        Param("inp2", "const floatX*", intent="in", align=16),
-        Param("weight", "const floatX*", intent="in", align=16),
-        Param("bias", "const floatX*", intent="in", align=16),
+        Param("inp1", "const floatX*", intent="in"),
+        Param("inp2", "const floatX*", intent="in"),
+        Param("weight", "const floatX*", intent="in"),
+        Param("bias", "const floatX*", intent="in"),
         Param("N", "int"),
         Param("C", "int"),
         Param("block_size", "int"),
@@ -386,6 +418,14 @@ def fused_residual_forward5(
     block_size: int,
 ) -> None:
     """Launch `fused_residual_forward_kernel5<<<ceil_div(N, rows_per_block), dim3(32, rows_per_block), smem>>>`."""
+    plan.check_extent(residual, N * C, "N * C")
+    plan.check_extent(normed, N * C, "N * C")
+    plan.check_extent(mean, N, "N")
+    plan.check_extent(rstd, N, "N")
+    plan.check_extent(inp1, N * C, "N * C")
+    plan.check_extent(inp2, N * C, "N * C")
+    plan.check_extent(weight, C, "C")
+    plan.check_extent(bias, C, "C")
     x128_size = 16 // plan.sizeof("floatX")
     plan.require(block_size % 32 == 0, "block_size % 32 == 0", block_size=block_size)
     rows_per_block = idiv(block_size, 32)
@@ -414,14 +454,14 @@ def fused_residual_forward5(
 
 @launcher(
     [
-        Param("residual", "floatX*", intent="inout", align=16),
-        Param("normed", "floatX*", intent="out", align=16),
+        Param("residual", "floatX*", intent="inout"),
+        Param("normed", "floatX*", intent="out"),
         Param("mean", "floatX*", intent="out", nullable=True),
         Param("rstd", "floatX*", intent="out", nullable=True),
-        Param("inp1", "const floatX*", intent="in", align=16),
-        Param("inp2", "const floatX*", intent="in", align=16),
-        Param("weight", "const floatX*", intent="in", align=16),
-        Param("bias", "const floatX*", intent="in", align=16),
+        Param("inp1", "const floatX*", intent="in"),
+        Param("inp2", "const floatX*", intent="in"),
+        Param("weight", "const floatX*", intent="in"),
+        Param("bias", "const floatX*", intent="in"),
         Param("N", "int"),
         Param("C", "int"),
         Param("block_size", "int"),
@@ -443,6 +483,14 @@ def fused_residual_forward6(
     block_size: int,
 ) -> None:
     """Launch `fused_residual_forward_kernel6<<<blocks, dim3(32, block_size / 32), smem>>>`."""
+    plan.check_extent(residual, N * C, "N * C")
+    plan.check_extent(normed, N * C, "N * C")
+    plan.check_extent(mean, N, "N")
+    plan.check_extent(rstd, N, "N")
+    plan.check_extent(inp1, N * C, "N * C")
+    plan.check_extent(inp2, N * C, "N * C")
+    plan.check_extent(weight, C, "C")
+    plan.check_extent(bias, C, "C")
     x128_size = 16 // plan.sizeof("floatX")
     plan.require(block_size % 32 == 0, "block_size % 32 == 0", block_size=block_size)
     smem = 3 * ceil_div_(C, x128_size) * 16
@@ -472,14 +520,14 @@ def fused_residual_forward6(
 @launcher(
     [
         Param("kernel_num", "int"),
-        Param("residual", "floatX*", intent="inout", align=16),
-        Param("normed", "floatX*", intent="out", align=16),
+        Param("residual", "floatX*", intent="inout"),
+        Param("normed", "floatX*", intent="out"),
         Param("mean", "floatX*", intent="out", nullable=True),
         Param("rstd", "floatX*", intent="out", nullable=True),
-        Param("inp1", "const floatX*", intent="in", align=16),
-        Param("inp2", "const floatX*", intent="in", align=16),
-        Param("weight", "const floatX*", intent="in", align=16),
-        Param("bias", "const floatX*", intent="in", align=16),
+        Param("inp1", "const floatX*", intent="in"),
+        Param("inp2", "const floatX*", intent="in"),
+        Param("weight", "const floatX*", intent="in"),
+        Param("bias", "const floatX*", intent="in"),
         Param("N", "int"),
         Param("C", "int"),
         Param("block_size", "int"),
@@ -502,6 +550,14 @@ def fused_residual_forward(
     block_size: int,
 ) -> None:
     """Call the launcher that the arguments choose."""
+    plan.check_extent(residual, N * C, "N * C")
+    plan.check_extent(normed, N * C, "N * C")
+    plan.check_extent(mean, N, "N")
+    plan.check_extent(rstd, N, "N")
+    plan.check_extent(inp1, N * C, "N * C")
+    plan.check_extent(inp2, N * C, "N * C")
+    plan.check_extent(weight, C, "C")
+    plan.check_extent(bias, C, "C")
     if kernel_num == 1:
         plan.call(fused_residual_forward1, residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C, block_size)
     elif kernel_num == 2:

@@ -27,9 +27,9 @@ gelu_backward2_kernel = Kernel(
     SOURCE,
     "gelu_backward2",
     [
-        Param("dinp", "floatX*", intent="out", align=16),
-        Param("inp", "const floatX*", intent="in", align=16),
-        Param("dout", "const floatX*", intent="in", align=16),
+        Param("dinp", "floatX*", intent="out"),
+        Param("inp", "const floatX*", intent="in"),
+        Param("dout", "const floatX*", intent="in"),
         Param("N", "int"),
     ],
     origin="dev/cuda/gelu_backward.cu:52",
@@ -54,15 +54,18 @@ def ceil_div_(dividend: int, divisor: int) -> int:
 )
 def gelu_backward1(plan: Plan, dinp: Pointer, inp: Pointer, dout: Pointer, N: int, block_size: int) -> None:
     """Launch `gelu_backward1<<<blocks, block_size>>>`."""
+    plan.check_extent(dinp, N, "N")
+    plan.check_extent(inp, N, "N")
+    plan.check_extent(dout, N, "N")
     blocks = ceil_div_(N, block_size)
     plan.launch(gelu_backward1_kernel, blocks, block_size, 0, dinp, inp, dout, N)
 
 
 @launcher(
     [
-        Param("dinp", "floatX*", intent="out", align=16),
-        Param("inp", "const floatX*", intent="in", align=16),
-        Param("dout", "const floatX*", intent="in", align=16),
+        Param("dinp", "floatX*", intent="out"),
+        Param("inp", "const floatX*", intent="in"),
+        Param("dout", "const floatX*", intent="in"),
         Param("N", "int"),
         Param("block_size", "int"),
     ],
@@ -70,6 +73,9 @@ def gelu_backward1(plan: Plan, dinp: Pointer, inp: Pointer, dout: Pointer, N: in
 )
 def gelu_backward2(plan: Plan, dinp: Pointer, inp: Pointer, dout: Pointer, N: int, block_size: int) -> None:
     """Launch `gelu_backward2<<<blocks, block_size>>>`."""
+    plan.check_extent(dinp, N, "N")
+    plan.check_extent(inp, N, "N")
+    plan.check_extent(dout, N, "N")
     x128_size = 16 // plan.sizeof("floatX")
     blocks = ceil_div_(N, block_size * x128_size)
     plan.launch(gelu_backward2_kernel, blocks, block_size, 0, dinp, inp, dout, N)
@@ -78,9 +84,9 @@ def gelu_backward2(plan: Plan, dinp: Pointer, inp: Pointer, dout: Pointer, N: in
 @launcher(
     [
         Param("kernel_num", "int"),
-        Param("dinp", "floatX*", intent="out", align=16),
-        Param("inp", "const floatX*", intent="in", align=16),
-        Param("dout", "const floatX*", intent="in", align=16),
+        Param("dinp", "floatX*", intent="out"),
+        Param("inp", "const floatX*", intent="in"),
+        Param("dout", "const floatX*", intent="in"),
         Param("B", "int"),
         Param("T", "int"),
         Param("C", "int"),
@@ -92,6 +98,9 @@ def gelu_backward(
     plan: Plan, kernel_num: int, dinp: Pointer, inp: Pointer, dout: Pointer, B: int, T: int, C: int, block_size: int
 ) -> None:
     """Call the launcher that the arguments choose."""
+    plan.check_extent(dinp, B * T * C, "B * T * C")
+    plan.check_extent(inp, B * T * C, "B * T * C")
+    plan.check_extent(dout, B * T * C, "B * T * C")
     if kernel_num == 1:
         plan.call(gelu_backward1, dinp, inp, dout, B * T * C, block_size)
     elif kernel_num == 2:

@@ -26,8 +26,8 @@ gelu_forward_kernel2 = Kernel(
     SOURCE,
     "gelu_forward_kernel2",
     [
-        Param("out", "floatX*", intent="out", align=16),
-        Param("inp", "const floatX*", intent="in", align=16),
+        Param("out", "floatX*", intent="out"),
+        Param("inp", "const floatX*", intent="in"),
         Param("N", "int"),
     ],
     origin="dev/cuda/gelu_forward.cu:44",
@@ -51,14 +51,16 @@ def ceil_div_(dividend: int, divisor: int) -> int:
 )
 def gelu_forward1(plan: Plan, out: Pointer, inp: Pointer, N: int, block_size: int) -> None:
     """Launch `gelu_forward_kernel1<<<blocks, block_size>>>`."""
+    plan.check_extent(out, N, "N")
+    plan.check_extent(inp, N, "N")
     blocks = ceil_div_(N, block_size)
     plan.launch(gelu_forward_kernel1, blocks, block_size, 0, out, inp, N)
 
 
 @launcher(
     [
-        Param("out", "floatX*", intent="out", align=16),
-        Param("inp", "const floatX*", intent="in", align=16),
+        Param("out", "floatX*", intent="out"),
+        Param("inp", "const floatX*", intent="in"),
         Param("N", "int"),
         Param("block_size", "int"),
     ],
@@ -66,6 +68,8 @@ def gelu_forward1(plan: Plan, out: Pointer, inp: Pointer, N: int, block_size: in
 )
 def gelu_forward2(plan: Plan, out: Pointer, inp: Pointer, N: int, block_size: int) -> None:
     """Launch `gelu_forward_kernel2<<<blocks, block_size>>>`."""
+    plan.check_extent(out, N, "N")
+    plan.check_extent(inp, N, "N")
     x128_size = 16 // plan.sizeof("floatX")
     blocks = ceil_div_(N, block_size * x128_size)
     plan.launch(gelu_forward_kernel2, blocks, block_size, 0, out, inp, N)
@@ -74,8 +78,8 @@ def gelu_forward2(plan: Plan, out: Pointer, inp: Pointer, N: int, block_size: in
 @launcher(
     [
         Param("kernel_num", "int"),
-        Param("out", "floatX*", intent="out", align=16),
-        Param("inp", "const floatX*", intent="in", align=16),
+        Param("out", "floatX*", intent="out"),
+        Param("inp", "const floatX*", intent="in"),
         Param("B", "int"),
         Param("T", "int"),
         Param("C", "int"),
@@ -87,6 +91,8 @@ def gelu_forward(
     plan: Plan, kernel_num: int, out: Pointer, inp: Pointer, B: int, T: int, C: int, block_size: int
 ) -> None:
     """Call the launcher that the arguments choose."""
+    plan.check_extent(out, B * T * C, "B * T * C")
+    plan.check_extent(inp, B * T * C, "B * T * C")
     if kernel_num == 1:
         plan.call(gelu_forward1, out, inp, B * T * C, block_size)
     elif kernel_num == 2:

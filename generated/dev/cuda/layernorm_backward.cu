@@ -29,6 +29,20 @@ __host__ __device__ T ceil_div(T dividend, T divisor) {
     return whole * divisor < dividend ? whole + 1 : whole;
 }
 #endif
+#if defined(SLICE_layernorm_backward_kernel8)
+#if (!defined(__CUDA_ARCH__) || (__CUDA_ARCH__ != 700 && __CUDA_ARCH__ != 800 && __CUDA_ARCH__ != 900 && __CUDA_ARCH__ != 1000))
+#line 39 "dev/cuda/common.h"
+#define MAX_1024_THREADS_BLOCKS 1
+
+#endif
+#endif
+#if defined(SLICE_layernorm_backward_kernel8)
+#if !((!defined(__CUDA_ARCH__) || (__CUDA_ARCH__ != 700 && __CUDA_ARCH__ != 800 && __CUDA_ARCH__ != 900 && __CUDA_ARCH__ != 1000)))
+#line 41 "dev/cuda/common.h"
+#define MAX_1024_THREADS_BLOCKS 2
+
+#endif
+#endif
 #if defined(SLICE_layernorm_backward_kernel7) || defined(SLICE_layernorm_backward_kernel8) || defined(SLICE_layernorm_backward_kernel9) || defined(SLICE_layernorm_backward_kernel10)
 #if defined(ENABLE_BF16)
 #line 61 "dev/cuda/common.h"
@@ -500,7 +514,7 @@ __global__ void layernorm_backward_kernel7(floatX* dinp, floatX* dweight, floatX
 #endif
 #if defined(SLICE_layernorm_backward_kernel8)
 #line 420 "dev/cuda/layernorm_backward.cu"
-__global__ void __launch_bounds__(1024, 2) layernorm_backward_kernel8(floatX* dinp, floatX* dweight, floatX* dbias, float* scratch, const floatX* dout, const floatX* inp, const floatX* weight, const floatX* mean, const floatX* rstd, int B, int T, int C) {
+__global__ void __launch_bounds__(1024, MAX_1024_THREADS_BLOCKS) layernorm_backward_kernel8(floatX* dinp, floatX* dweight, floatX* dbias, float* scratch, const floatX* dout, const floatX* inp, const floatX* weight, const floatX* mean, const floatX* rstd, int B, int T, int C) {
     extern __shared__ __align__(16) float gathered[];
     for (int c = threadIdx.x; c < 2 * C; c += blockDim.x) gathered[c] = 0.0f;
     __syncthreads();

@@ -200,13 +200,13 @@ layernorm_backward_kernel7 = Kernel(
     SOURCE,
     "layernorm_backward_kernel7",
     [
-        Param("dinp", "floatX*", intent="inout", align=16),
+        Param("dinp", "floatX*", intent="inout"),
         Param("dweight", "floatX*", intent="inout"),
         Param("dbias", "floatX*", intent="inout"),
         Param("scratch", "float*", intent="inout", align=8),
-        Param("dout", "const floatX*", intent="in", align=16),
-        Param("inp", "const floatX*", intent="in", align=16),
-        Param("weight", "const floatX*", intent="in", align=16),
+        Param("dout", "const floatX*", intent="in"),
+        Param("inp", "const floatX*", intent="in"),
+        Param("weight", "const floatX*", intent="in"),
         Param("mean", "const floatX*", intent="in"),
         Param("rstd", "const floatX*", intent="in"),
         Param("B", "int"),
@@ -220,13 +220,13 @@ layernorm_backward_kernel8 = Kernel(
     SOURCE,
     "layernorm_backward_kernel8",
     [
-        Param("dinp", "floatX*", intent="inout", align=16),
+        Param("dinp", "floatX*", intent="inout"),
         Param("dweight", "floatX*", intent="inout"),
         Param("dbias", "floatX*", intent="inout"),
         Param("scratch", "float*", intent="inout", align=8),
-        Param("dout", "const floatX*", intent="in", align=16),
-        Param("inp", "const floatX*", intent="in", align=16),
-        Param("weight", "const floatX*", intent="in", align=16),
+        Param("dout", "const floatX*", intent="in"),
+        Param("inp", "const floatX*", intent="in"),
+        Param("weight", "const floatX*", intent="in"),
         Param("mean", "const floatX*", intent="in"),
         Param("rstd", "const floatX*", intent="in"),
         Param("B", "int"),
@@ -240,13 +240,13 @@ layernorm_backward_kernel9 = Kernel(
     SOURCE,
     "layernorm_backward_kernel9",
     [
-        Param("dinp", "floatX*", intent="inout", align=16),
+        Param("dinp", "floatX*", intent="inout"),
         Param("dweight", "floatX*", intent="inout"),
         Param("dbias", "floatX*", intent="inout"),
         Param("scratch", "float*", intent="inout", align=8),
-        Param("dout", "const floatX*", intent="in", align=16),
-        Param("inp", "const floatX*", intent="in", align=16),
-        Param("weight", "const floatX*", intent="in", align=16),
+        Param("dout", "const floatX*", intent="in"),
+        Param("inp", "const floatX*", intent="in"),
+        Param("weight", "const floatX*", intent="in"),
         Param("mean", "const floatX*", intent="in"),
         Param("rstd", "const floatX*", intent="in"),
         Param("B", "int"),
@@ -260,13 +260,13 @@ layernorm_backward_kernel10 = Kernel(
     SOURCE,
     "layernorm_backward_kernel10",
     [
-        Param("dinp", "floatX*", intent="inout", align=16),
+        Param("dinp", "floatX*", intent="inout"),
         Param("dweight", "floatX*", intent="inout"),
         Param("dbias", "floatX*", intent="inout"),
         Param("scratch", "float*", intent="inout", align=8),
-        Param("dout", "const floatX*", intent="in", align=16),
-        Param("inp", "const floatX*", intent="in", align=16),
-        Param("weight", "const floatX*", intent="in", align=16),
+        Param("dout", "const floatX*", intent="in"),
+        Param("inp", "const floatX*", intent="in"),
+        Param("weight", "const floatX*", intent="in"),
         Param("mean", "const floatX*", intent="in"),
         Param("rstd", "const floatX*", intent="in"),
         Param("B", "int"),
@@ -316,6 +316,14 @@ def layernorm_backward1(
     block_size: int,
 ) -> None:
     """Launch `layernorm_backward_kernel1<<<blocks, block_size>>>`."""
+    plan.check_extent(dinp, B * T * C, "B * T * C")
+    plan.check_extent(dweight, C, "C")
+    plan.check_extent(dbias, C, "C")
+    plan.check_extent(dout, B * T * C, "B * T * C")
+    plan.check_extent(inp, B * T * C, "B * T * C")
+    plan.check_extent(weight, C, "C")
+    plan.check_extent(mean, B * T, "B * T")
+    plan.check_extent(rstd, B * T, "B * T")
     blocks = ceil_div_(B * T, block_size)
     plan.launch(
         layernorm_backward_kernel1, blocks, block_size, 0, dinp, dweight, dbias, dout, inp, weight, mean, rstd, B, T, C
@@ -365,6 +373,14 @@ def layernorm_backward2(
     * `layernorm_backward_kernel2<<<ceil_div(B * T, block_size / 32), block_size>>>`
     * `copy_to_dweight_dbias<<<ceil_div(C, 256), 256>>>`
     """
+    plan.check_extent(dinp, B * T * C, "B * T * C")
+    plan.check_extent(dweight, C, "C")
+    plan.check_extent(dbias, C, "C")
+    plan.check_extent(dout, B * T * C, "B * T * C")
+    plan.check_extent(inp, B * T * C, "B * T * C")
+    plan.check_extent(weight, C, "C")
+    plan.check_extent(mean, B * T, "B * T")
+    plan.check_extent(rstd, B * T, "B * T")
     plan.require(block_size % 32 == 0, "block_size % 32 == 0", block_size=block_size)
     sums = plan.scratch("float", 2 * C)
     plan.memset(sums, 0, 2 * C * 4)
@@ -429,6 +445,14 @@ def layernorm_backward3(
     block_size: int,
 ) -> None:
     """Launch `layernorm_backward_kernel3<<<grid, block_size, smem>>>`."""
+    plan.check_extent(dinp, B * T * C, "B * T * C")
+    plan.check_extent(dweight, C, "C")
+    plan.check_extent(dbias, C, "C")
+    plan.check_extent(dout, B * T * C, "B * T * C")
+    plan.check_extent(inp, B * T * C, "B * T * C")
+    plan.check_extent(weight, C, "C")
+    plan.check_extent(mean, B * T, "B * T")
+    plan.check_extent(rstd, B * T, "B * T")
     plan.require(block_size % 32 == 0, "block_size % 32 == 0", block_size=block_size)
     grid = 2 * plan.device.multiProcessorCount
     smem = 2 * C * 4
@@ -476,6 +500,14 @@ def layernorm_backward4(
     block_size: int,
 ) -> None:
     """Launch `layernorm_backward_kernel4<<<grid, block_size, smem>>>`."""
+    plan.check_extent(dinp, B * T * C, "B * T * C")
+    plan.check_extent(dweight, C, "C")
+    plan.check_extent(dbias, C, "C")
+    plan.check_extent(dout, B * T * C, "B * T * C")
+    plan.check_extent(inp, B * T * C, "B * T * C")
+    plan.check_extent(weight, C, "C")
+    plan.check_extent(mean, B * T, "B * T")
+    plan.check_extent(rstd, B * T, "B * T")
     plan.require(block_size % 32 == 0, "block_size % 32 == 0", block_size=block_size)
     grid = 2 * plan.device.multiProcessorCount
     smem = 2 * C * 4
@@ -525,6 +557,14 @@ def layernorm_backward5(
     block_size: int,
 ) -> None:
     """Launch `layernorm_backward_kernel5<<<grid, block_size, smem>>>`."""
+    plan.check_extent(dinp, B * T * C, "B * T * C")
+    plan.check_extent(dweight, C, "C")
+    plan.check_extent(dbias, C, "C")
+    plan.check_extent(dout, B * T * C, "B * T * C")
+    plan.check_extent(inp, B * T * C, "B * T * C")
+    plan.check_extent(weight, C, "C")
+    plan.check_extent(mean, B * T, "B * T")
+    plan.check_extent(rstd, B * T, "B * T")
     plan.require(block_size % 32 == 0, "block_size % 32 == 0", block_size=block_size)
     grid = 2 * plan.device.multiProcessorCount
     smem = 2 * C * 4
@@ -590,6 +630,14 @@ def layernorm_backward6(
     block_size: int,
 ) -> None:
     """Launch `layernorm_backward_kernel6<<<grid, block_size, smem>>>`."""
+    plan.check_extent(dinp, B * T * C, "B * T * C")
+    plan.check_extent(dweight, C, "C")
+    plan.check_extent(dbias, C, "C")
+    plan.check_extent(dout, B * T * C, "B * T * C")
+    plan.check_extent(inp, B * T * C, "B * T * C")
+    plan.check_extent(weight, C, "C")
+    plan.check_extent(mean, B * T, "B * T")
+    plan.check_extent(rstd, B * T, "B * T")
     plan.require(block_size % 32 == 0, "block_size % 32 == 0", block_size=block_size)
     grid = 2 * plan.device.multiProcessorCount
     smem = 2 * C * 4
@@ -616,13 +664,13 @@ def layernorm_backward6(
 
 @launcher(
     [
-        Param("dinp", "Tdinp*", intent="inout", align=16),
+        Param("dinp", "Tdinp*", intent="inout"),
         Param("dweight", "Tparams*", intent="inout"),
         Param("dbias", "Tparams*", intent="inout"),
         Param("scratch", "float*", intent="inout", align=8),
-        Param("dout", "const Tdout*", intent="in", align=16),
-        Param("inp", "const Trest*", intent="in", align=16),
-        Param("weight", "const Tparams*", intent="in", align=16),
+        Param("dout", "const Tdout*", intent="in"),
+        Param("inp", "const Trest*", intent="in"),
+        Param("weight", "const Tparams*", intent="in"),
         Param("mean", "const Trest*", intent="in"),
         Param("rstd", "const Trest*", intent="in"),
         Param("B", "int"),
@@ -655,6 +703,14 @@ def layernorm_backward7(
     block_size: int,
 ) -> None:
     """Launch `layernorm_backward_kernel7<<<grid, block_size, smem>>>`."""
+    plan.check_extent(dinp, B * T * C, "B * T * C")
+    plan.check_extent(dweight, C, "C")
+    plan.check_extent(dbias, C, "C")
+    plan.check_extent(dout, B * T * C, "B * T * C")
+    plan.check_extent(inp, B * T * C, "B * T * C")
+    plan.check_extent(weight, C, "C")
+    plan.check_extent(mean, B * T, "B * T")
+    plan.check_extent(rstd, B * T, "B * T")
     x128_size = 16 // plan.sizeof("floatX")
     plan.require(block_size % 32 == 0, "block_size % 32 == 0", block_size=block_size)
     grid = 2 * plan.device.multiProcessorCount
@@ -682,13 +738,13 @@ def layernorm_backward7(
 
 @launcher(
     [
-        Param("dinp", "Tdinp*", intent="inout", align=16),
+        Param("dinp", "Tdinp*", intent="inout"),
         Param("dweight", "Tparams*", intent="inout"),
         Param("dbias", "Tparams*", intent="inout"),
         Param("scratch", "float*", intent="inout", align=8),
-        Param("dout", "const Tdout*", intent="in", align=16),
-        Param("inp", "const Trest*", intent="in", align=16),
-        Param("weight", "const Tparams*", intent="in", align=16),
+        Param("dout", "const Tdout*", intent="in"),
+        Param("inp", "const Trest*", intent="in"),
+        Param("weight", "const Tparams*", intent="in"),
         Param("mean", "const Trest*", intent="in"),
         Param("rstd", "const Trest*", intent="in"),
         Param("B", "int"),
@@ -721,6 +777,14 @@ def layernorm_backward8(
     block_size: int,
 ) -> None:
     """Launch `layernorm_backward_kernel8<<<grid, block_size, smem>>>`."""
+    plan.check_extent(dinp, B * T * C, "B * T * C")
+    plan.check_extent(dweight, C, "C")
+    plan.check_extent(dbias, C, "C")
+    plan.check_extent(dout, B * T * C, "B * T * C")
+    plan.check_extent(inp, B * T * C, "B * T * C")
+    plan.check_extent(weight, C, "C")
+    plan.check_extent(mean, B * T, "B * T")
+    plan.check_extent(rstd, B * T, "B * T")
     plan.require(block_size % 32 == 0, "block_size % 32 == 0", block_size=block_size)
     grid = 2 * plan.device.multiProcessorCount
     smem = 2 * C * 4
@@ -747,13 +811,13 @@ def layernorm_backward8(
 
 @launcher(
     [
-        Param("dinp", "Tdinp*", intent="inout", align=16),
+        Param("dinp", "Tdinp*", intent="inout"),
         Param("dweight", "Tparams*", intent="inout"),
         Param("dbias", "Tparams*", intent="inout"),
         Param("scratch", "float*", intent="inout", align=8),
-        Param("dout", "const Tdout*", intent="in", align=16),
-        Param("inp", "const Trest*", intent="in", align=16),
-        Param("weight", "const Tparams*", intent="in", align=16),
+        Param("dout", "const Tdout*", intent="in"),
+        Param("inp", "const Trest*", intent="in"),
+        Param("weight", "const Tparams*", intent="in"),
         Param("mean", "const Trest*", intent="in"),
         Param("rstd", "const Trest*", intent="in"),
         Param("B", "int"),
@@ -786,6 +850,14 @@ def layernorm_backward9(
     block_size: int,
 ) -> None:
     """Launch `layernorm_backward_kernel9<<<grid, block_size>>>`."""
+    plan.check_extent(dinp, B * T * C, "B * T * C")
+    plan.check_extent(dweight, C, "C")
+    plan.check_extent(dbias, C, "C")
+    plan.check_extent(dout, B * T * C, "B * T * C")
+    plan.check_extent(inp, B * T * C, "B * T * C")
+    plan.check_extent(weight, C, "C")
+    plan.check_extent(mean, B * T, "B * T")
+    plan.check_extent(rstd, B * T, "B * T")
     plan.require(block_size % 32 == 0, "block_size % 32 == 0", block_size=block_size)
     grid = 2 * plan.device.multiProcessorCount
     plan.memset(scratch, 0, 128)
@@ -811,13 +883,13 @@ def layernorm_backward9(
 
 @launcher(
     [
-        Param("dinp", "Tdinp*", intent="inout", align=16),
+        Param("dinp", "Tdinp*", intent="inout"),
         Param("dweight", "Tparams*", intent="inout"),
         Param("dbias", "Tparams*", intent="inout"),
         Param("scratch", "float*", intent="inout", align=8),
-        Param("dout", "const Tdout*", intent="in", align=16),
-        Param("inp", "const Trest*", intent="in", align=16),
-        Param("weight", "const Tparams*", intent="in", align=16),
+        Param("dout", "const Tdout*", intent="in"),
+        Param("inp", "const Trest*", intent="in"),
+        Param("weight", "const Tparams*", intent="in"),
         Param("mean", "const Trest*", intent="in"),
         Param("rstd", "const Trest*", intent="in"),
         Param("B", "int"),
@@ -850,6 +922,14 @@ def layernorm_backward10(
     block_size: int,
 ) -> None:
     """Launch `layernorm_backward_kernel10<<<grid, block_size>>>`."""
+    plan.check_extent(dinp, B * T * C, "B * T * C")
+    plan.check_extent(dweight, C, "C")
+    plan.check_extent(dbias, C, "C")
+    plan.check_extent(dout, B * T * C, "B * T * C")
+    plan.check_extent(inp, B * T * C, "B * T * C")
+    plan.check_extent(weight, C, "C")
+    plan.check_extent(mean, B * T, "B * T")
+    plan.check_extent(rstd, B * T, "B * T")
     plan.require(block_size % 32 == 0, "block_size % 32 == 0", block_size=block_size)
     if block_size > 512:
         block_size = 512
@@ -878,13 +958,13 @@ def layernorm_backward10(
 @launcher(
     [
         Param("kernel_num", "int"),
-        Param("dinp", "floatX*", intent="inout", align=16),
+        Param("dinp", "floatX*", intent="inout"),
         Param("dweight", "floatX*", intent="inout"),
         Param("dbias", "floatX*", intent="inout"),
         Param("scratch", "float*", intent="inout", align=8),
-        Param("dout", "const floatX*", intent="in", align=16),
-        Param("inp", "const floatX*", intent="in", align=16),
-        Param("weight", "const floatX*", intent="in", align=16),
+        Param("dout", "const floatX*", intent="in"),
+        Param("inp", "const floatX*", intent="in"),
+        Param("weight", "const floatX*", intent="in"),
         Param("mean", "const floatX*", intent="in"),
         Param("rstd", "const floatX*", intent="in"),
         Param("B", "int"),
@@ -912,6 +992,14 @@ def layernorm_backward(
     block_size: int,
 ) -> None:
     """Call the launcher that the arguments choose."""
+    plan.check_extent(dinp, B * T * C, "B * T * C")
+    plan.check_extent(dweight, C, "C")
+    plan.check_extent(dbias, C, "C")
+    plan.check_extent(dout, B * T * C, "B * T * C")
+    plan.check_extent(inp, B * T * C, "B * T * C")
+    plan.check_extent(weight, C, "C")
+    plan.check_extent(mean, B * T, "B * T")
+    plan.check_extent(rstd, B * T, "B * T")
     if kernel_num == 1:
         if plan.precision == "float32":
             plan.call(layernorm_backward1, dinp, dweight, dbias, dout, inp, weight, mean, rstd, B, T, C, block_size)

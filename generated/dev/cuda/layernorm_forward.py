@@ -139,12 +139,12 @@ layernorm_forward_kernel6 = Kernel(
     SOURCE,
     "layernorm_forward_kernel6",
     [
-        Param("out", "float*", intent="out", align=16),
+        Param("out", "float*", intent="out"),
         Param("mean", "float*", intent="out", nullable=True),
         Param("rstd", "float*", intent="out", nullable=True),
-        Param("inp", "const float*", intent="in", align=16),
-        Param("weight", "const float*", intent="in", align=16),
-        Param("bias", "const float*", intent="in", align=16),
+        Param("inp", "const float*", intent="in"),
+        Param("weight", "const float*", intent="in"),
+        Param("bias", "const float*", intent="in"),
         Param("N", "int"),
         Param("C", "int"),
     ],
@@ -187,6 +187,12 @@ def layernorm_forward1(
     block_size: int,
 ) -> None:
     """Launch `layernorm_forward_kernel1<<<blocks, block_size>>>`."""
+    plan.check_extent(out, B * T * C, "B * T * C")
+    plan.check_extent(mean, B * T, "B * T")
+    plan.check_extent(rstd, B * T, "B * T")
+    plan.check_extent(inp, B * T * C, "B * T * C")
+    plan.check_extent(weight, C, "C")
+    plan.check_extent(bias, C, "C")
     blocks = ceil_div_(B * T, block_size)
     plan.launch(layernorm_forward_kernel1, blocks, block_size, 0, out, mean, rstd, inp, weight, bias, B * T, C)
 
@@ -225,6 +231,12 @@ def layernorm_forward2(
     * `rstd_kernel<<<rows, block_size, smem>>>`
     * `normalization_kernel<<<ceil_div(rows * C, 256), 256>>>`
     """
+    plan.check_extent(out, B * T * C, "B * T * C")
+    plan.check_extent(mean, B * T, "B * T")
+    plan.check_extent(rstd, B * T, "B * T")
+    plan.check_extent(inp, B * T * C, "B * T * C")
+    plan.check_extent(weight, C, "C")
+    plan.check_extent(bias, C, "C")
     rows = B * T
     smem = block_size * 4
     plan.launch(mean_kernel, rows, block_size, smem, mean, inp, rows, C, block_size)
@@ -261,6 +273,12 @@ def layernorm_forward3(
     block_size: int,
 ) -> None:
     """Launch `layernorm_forward_kernel3<<<blocks, block_size>>>`."""
+    plan.check_extent(out, B * T * C, "B * T * C")
+    plan.check_extent(mean, B * T, "B * T")
+    plan.check_extent(rstd, B * T, "B * T")
+    plan.check_extent(inp, B * T * C, "B * T * C")
+    plan.check_extent(weight, C, "C")
+    plan.check_extent(bias, C, "C")
     plan.require(block_size % 32 == 0, "block_size % 32 == 0", block_size=block_size)
     blocks = ceil_div_(B * T, idiv(block_size, 32))
     plan.launch(layernorm_forward_kernel3, blocks, block_size, 0, out, mean, rstd, inp, weight, bias, B * T, C)
@@ -295,6 +313,12 @@ def layernorm_forward4(
     block_size: int,
 ) -> None:
     """Launch `layernorm_forward_kernel4<<<blocks, block_size>>>`."""
+    plan.check_extent(out, B * T * C, "B * T * C")
+    plan.check_extent(mean, B * T, "B * T")
+    plan.check_extent(rstd, B * T, "B * T")
+    plan.check_extent(inp, B * T * C, "B * T * C")
+    plan.check_extent(weight, C, "C")
+    plan.check_extent(bias, C, "C")
     plan.require(block_size % 32 == 0, "block_size % 32 == 0", block_size=block_size)
     blocks = ceil_div_(B * T, idiv(block_size, 32))
     plan.launch(layernorm_forward_kernel4, blocks, block_size, 0, out, mean, rstd, inp, weight, bias, B * T, C)
@@ -329,18 +353,24 @@ def layernorm_forward5(
     block_size: int,
 ) -> None:
     """Launch `layernorm_forward_kernel5<<<B * T, block_size>>>`."""
+    plan.check_extent(out, B * T * C, "B * T * C")
+    plan.check_extent(mean, B * T, "B * T")
+    plan.check_extent(rstd, B * T, "B * T")
+    plan.check_extent(inp, B * T * C, "B * T * C")
+    plan.check_extent(weight, C, "C")
+    plan.check_extent(bias, C, "C")
     plan.require(block_size % 32 == 0, "block_size % 32 == 0", block_size=block_size)
     plan.launch(layernorm_forward_kernel5, B * T, block_size, 0, out, mean, rstd, inp, weight, bias, B * T, C)
 
 
 @launcher(
     [
-        Param("out", "float*", intent="out", align=16),
+        Param("out", "float*", intent="out"),
         Param("mean", "float*", intent="out", nullable=True),
         Param("rstd", "float*", intent="out", nullable=True),
-        Param("inp", "const float*", intent="in", align=16),
-        Param("weight", "const float*", intent="in", align=16),
-        Param("bias", "const float*", intent="in", align=16),
+        Param("inp", "const float*", intent="in"),
+        Param("weight", "const float*", intent="in"),
+        Param("bias", "const float*", intent="in"),
         Param("B", "int"),
         Param("T", "int"),
         Param("C", "int"),
@@ -362,6 +392,12 @@ def layernorm_forward6(
     block_size: int,
 ) -> None:
     """Launch `layernorm_forward_kernel6<<<blocks, dim3(32, rows_per_block), smem>>>`."""
+    plan.check_extent(out, B * T * C, "B * T * C")
+    plan.check_extent(mean, B * T, "B * T")
+    plan.check_extent(rstd, B * T, "B * T")
+    plan.check_extent(inp, B * T * C, "B * T * C")
+    plan.check_extent(weight, C, "C")
+    plan.check_extent(bias, C, "C")
     plan.require(block_size % 32 == 0, "block_size % 32 == 0", block_size=block_size)
     rows_per_block = idiv(block_size, 32)
     smem = (2 + rows_per_block) * ceil_div_(C, 4) * 16
@@ -378,12 +414,12 @@ def layernorm_forward6(
 @launcher(
     [
         Param("kernel_num", "int"),
-        Param("out", "float*", intent="out", align=16),
+        Param("out", "float*", intent="out"),
         Param("mean", "float*", intent="out"),
         Param("rstd", "float*", intent="out"),
-        Param("inp", "const float*", intent="in", align=16),
-        Param("weight", "const float*", intent="in", align=16),
-        Param("bias", "const float*", intent="in", align=16),
+        Param("inp", "const float*", intent="in"),
+        Param("weight", "const float*", intent="in"),
+        Param("bias", "const float*", intent="in"),
         Param("B", "int"),
         Param("T", "int"),
         Param("C", "int"),
@@ -406,6 +442,12 @@ def layernorm_forward(
     block_size: int,
 ) -> None:
     """Call the launcher that the arguments choose."""
+    plan.check_extent(out, B * T * C, "B * T * C")
+    plan.check_extent(mean, B * T, "B * T")
+    plan.check_extent(rstd, B * T, "B * T")
+    plan.check_extent(inp, B * T * C, "B * T * C")
+    plan.check_extent(weight, C, "C")
+    plan.check_extent(bias, C, "C")
     if kernel_num == 1:
         plan.call(layernorm_forward1, out, mean, rstd, inp, weight, bias, B, T, C, block_size)
     elif kernel_num == 2:

@@ -33,9 +33,9 @@ residual_forward_kernel2 = Kernel(
     SOURCE,
     "residual_forward_kernel2",
     [
-        Param("out", "floatX*", intent="out", align=16),
-        Param("inp1", "const floatX*", intent="in", align=16),
-        Param("inp2", "const floatX*", intent="in", align=16),
+        Param("out", "floatX*", intent="out"),
+        Param("inp1", "const floatX*", intent="in"),
+        Param("inp2", "const floatX*", intent="in"),
         Param("N", "int"),
     ],
     origin="dev/cuda/residual_forward.cu:33",
@@ -60,15 +60,18 @@ def ceil_div_(dividend: int, divisor: int) -> int:
 )
 def residual_forward1(plan: Plan, out: Pointer, inp1: Pointer, inp2: Pointer, N: int, block_size: int) -> None:
     """Launch `residual_forward_kernel1<<<blocks, block_size>>>`."""
+    plan.check_extent(out, N, "N")
+    plan.check_extent(inp1, N, "N")
+    plan.check_extent(inp2, N, "N")
     blocks = ceil_div_(N, block_size)
     plan.launch(residual_forward_kernel1, blocks, block_size, 0, out, inp1, inp2, N)
 
 
 @launcher(
     [
-        Param("out", "floatX*", intent="out", align=16),
-        Param("inp1", "const floatX*", intent="in", align=16),
-        Param("inp2", "const floatX*", intent="in", align=16),
+        Param("out", "floatX*", intent="out"),
+        Param("inp1", "const floatX*", intent="in"),
+        Param("inp2", "const floatX*", intent="in"),
         Param("N", "int"),
         Param("block_size", "int"),
     ],
@@ -76,6 +79,9 @@ def residual_forward1(plan: Plan, out: Pointer, inp1: Pointer, inp2: Pointer, N:
 )
 def residual_forward2(plan: Plan, out: Pointer, inp1: Pointer, inp2: Pointer, N: int, block_size: int) -> None:
     """Launch `residual_forward_kernel2<<<blocks, block_size>>>`."""
+    plan.check_extent(out, N, "N")
+    plan.check_extent(inp1, N, "N")
+    plan.check_extent(inp2, N, "N")
     x128_size = 16 // plan.sizeof("floatX")
     blocks = ceil_div_(N, block_size * x128_size)
     plan.launch(residual_forward_kernel2, blocks, block_size, 0, out, inp1, inp2, N)
@@ -84,9 +90,9 @@ def residual_forward2(plan: Plan, out: Pointer, inp1: Pointer, inp2: Pointer, N:
 @launcher(
     [
         Param("kernel_num", "int"),
-        Param("out", "floatX*", intent="out", align=16),
-        Param("inp1", "const floatX*", intent="in", align=16),
-        Param("inp2", "const floatX*", intent="in", align=16),
+        Param("out", "floatX*", intent="out"),
+        Param("inp1", "const floatX*", intent="in"),
+        Param("inp2", "const floatX*", intent="in"),
         Param("N", "int"),
         Param("block_size", "int"),
     ],
@@ -96,6 +102,9 @@ def residual_forward(
     plan: Plan, kernel_num: int, out: Pointer, inp1: Pointer, inp2: Pointer, N: int, block_size: int
 ) -> None:
     """Call the launcher that the arguments choose."""
+    plan.check_extent(out, N, "N")
+    plan.check_extent(inp1, N, "N")
+    plan.check_extent(inp2, N, "N")
     if kernel_num == 1:
         plan.call(residual_forward1, out, inp1, inp2, N, block_size)
     elif kernel_num == 2:

@@ -1,0 +1,182 @@
+"""Python functions in the place of launchers whose work no plan can hold: they look at data, or at a program's structs.
+
+A generated module binds each to the kernels that the launcher launches, as `Replacement`. The parameters are the
+launcher's; what only the C++ needs (host scratch) may be None.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from llmc2py.runtime.arrays import array_module
+from llmc2py.runtime.csemantics import ceil_div
+
+_WARP_SIZE = 32
+
+
+class Replacement:
+    """A function that does what a launcher does, with the kernels and launchers that it needs."""
+
+    def __init__(self, function: Callable[..., None], uses: Sequence[Any], *, origin: str) -> None:
+        parameters = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+        self.name = self.__name__ = function.__name__
+        self.__doc__ = function.__doc__
+        self.__signature__ = inspect.Signature(parameters)
+        self.function = function
+        self.uses = tuple(uses)
+        self.origin = origin
+
+    def __repr__(self) -> str:
+        return f"<Replacement {self.name}{self.__signature__} of {self.origin}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Run on arrays of one backend."""
+        self.function(self.uses, *args, **kwargs)
+
+
+def encoder_backward(
+    uses: Sequence[Any],
+    dwte: Any,
+    dwpe: Any,
+    scratch: Any,
+    workload_indices: Any,
+    bucket_info: Any,
+    dout: Any,
+    inp: Any,
+    inputs_cpu: Any,
+    B: int,
+    T: int,
+    C: int,
+    seed: int,
+) -> None:
+    """Add the gradients of token and position embeddings to `dwte` (V, C) and `dwpe` (T, C).
+
+    `dout` is (B, T, C), `inp` (B, T) tokens beside it and `inputs_cpu` the same tokens as a NumPy array (None: they
+    are copied from `inp`). Places are sorted into buckets by token, so that no block adds to another's row; the buckets
+    need no memory of the caller: `scratch`, `workload_indices` and `bucket_info` may be None.
+
+    Raises IndexError, naming the token and its place, for one that `dwte` has no row of.
+    """
+    wpe_backward_kernel, wte_backward_kernel = uses
+    if B * T * C == 0:
+        return
+    host = inp if inputs_cpu is None else inputs_cpu
+    tokens = np.asarray(host if isinstance(host, np.ndarray) else host.get()).reshape(-1)[: B * T]
+    _check_tokens(tokens, dwte.size // C, T)
+    vector = 16 // dout.dtype.itemsize
+    wpe_backward_kernel[ceil_div(T * ceil_div(C, vector), 256), 256](dwpe, dout, inp, B, T, C, seed)
+    buckets, places = token_buckets(tokens, ceil_div(C, _WARP_SIZE * vector))
+    module = array_module(dout)
+    wte_backward_kernel[len(buckets), 256](
+        dwte, module.asarray(buckets), module.asarray(places), dout, inp, seed, B, T, C
+    )
+
+
+def token_buckets(tokens: np.ndarray[Any, Any], groups: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return buckets (begin, length, token, group of columns), the longest first, and the places that they index.
+
+    All groups of one token share its places, which stand in rising order.
+    """
+    found, _first, counts = np.unique(tokens, return_index=True, return_counts=True)
+    by_token = np.argsort(tokens, kind="stable").astype(np.int32)
+    begins = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    order = np.lexsort((found, -counts))
+    rows = [
+        np.stack([begins[order], counts[order], found[order], np.full(len(order), group)], axis=1)
+        for group in range(groups)
+    ]
+    return np.stack(rows, axis=1).reshape(-1, 4).astype(np.int32), by_token
+
+
+def _check_tokens(tokens: np.ndarray[Any, Any], rows: int, T: int) -> None:
+    wrong = np.flatnonzero((tokens < 0) | (tokens >= rows))
+    if wrong.size:
+        place = int(wrong[0])
+        raise IndexError(
+            f"encoder_backward: token {int(tokens[place])} at position ({place // T}, {place % T}) is no row of the "
+            f"embedding, which has {rows}"
+        )
+
+
+def gpt2_update_fp32(
+    uses: Sequence[Any],
+    params_memory: Any,
+    grads_memory: Any,
+    m_memory: Any,
+    v_memory: Any,
+    learning_rate: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    t: int,
+) -> None:
+    """Take AdamW step `t` (from 1): the arrays, of one length in float32, stand for the members of the model struct."""
+    (adamw_kernel2,) = uses
+    count = params_memory.size
+    adamw_kernel2[ceil_div(count, 512), 512](
+        params_memory,
+        grads_memory,
+        m_memory,
+        v_memory,
+        count,
+        learning_rate,
+        beta1,
+        beta2,
+        1.0 - beta1**t,
+        1.0 - beta2**t,
+        eps,
+        weight_decay,
+    )
+
+
+def gpt2_update(
+    uses: Sequence[Any],
+    params_memory: Any,
+    grads_memory: Any,
+    m_memory: Any,
+    v_memory: Any,
+    master_weights: Any,
+    learning_rate: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    grad_scale: float,
+    t: int,
+    seed: int,
+    init_master: bool = False,
+) -> None:
+    """Take AdamW step `t` (from 1) for one parameter tensor of the model, whose arrays stand for the struct's members.
+
+    `master_weights` is float32 or None; with `init_master` it is filled from the parameters first, as the first step of
+    the C++ does. `weight_decay` is that of this tensor.
+    """
+    copy_and_cast_kernel, adamw_update = uses
+    count = params_memory.size
+    if init_master and master_weights is not None:
+        copy_and_cast_kernel[(ceil_div(count, 512), 1), 512](master_weights, params_memory, count, 0, 0)
+    adamw_update(
+        params_memory,
+        master_weights,
+        grads_memory,
+        m_memory,
+        v_memory,
+        count,
+        count,
+        count,
+        count,
+        1,
+        learning_rate,
+        beta1,
+        beta2,
+        t,
+        eps,
+        weight_decay,
+        grad_scale,
+        seed,
+    )

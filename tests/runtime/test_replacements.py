@@ -1,0 +1,80 @@
+"""Functions in the place of launchers: the buckets of tokens, and what is launched with what."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmc2py.runtime import replacements
+
+tokens_and_groups = st.tuples(st.lists(st.integers(0, 9), min_size=1, max_size=60), st.integers(1, 4))
+
+
+@given(tokens_and_groups)
+def test_each_place_is_in_one_bucket_of_its_token_in_each_group(drawn: tuple[list[int], int]) -> None:
+    tokens, groups = drawn
+    buckets, places = replacements.token_buckets(np.array(tokens, np.int64), groups)
+    assert buckets.dtype == places.dtype == np.int32
+    for group in range(groups):
+        seen: list[int] = []
+        for begin, length, token, _ in buckets[buckets[:, 3] == group]:
+            inside = places[begin : begin + length].tolist()
+            assert inside == [place for place, one in enumerate(tokens) if one == token]
+            seen += inside
+        assert sorted(seen) == list(range(len(tokens)))
+
+
+@given(tokens_and_groups)
+def test_long_buckets_come_first(drawn: tuple[list[int], int]) -> None:
+    tokens, groups = drawn
+    lengths = replacements.token_buckets(np.array(tokens, np.int64), groups)[0][:, 1].tolist()
+    assert lengths == sorted(lengths, reverse=True)
+
+
+class Recorder:
+    """A kernel or launcher that notes how it is launched and called."""
+
+    def __init__(self) -> None:
+        self.launched: list[tuple[object, ...]] = []
+
+    def __getitem__(self, configuration: object) -> object:
+        return lambda *arguments: self.launched.append((configuration, *arguments))
+
+    def __call__(self, *arguments: object) -> None:
+        self.launched.append(arguments)
+
+
+RATES = {"learning_rate": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.01}
+
+
+def test_gpt2_update_of_float32_gives_the_corrections_of_its_step() -> None:
+    kernel = Recorder()
+    update = replacements.Replacement(replacements.gpt2_update_fp32, [kernel], origin="train.cu:1")
+    arrays = [np.zeros(1025, np.float32) for _ in range(4)]
+    update(*arrays, *RATES.values(), t=2)
+    ((configuration, *arguments),) = kernel.launched
+    assert configuration == (3, 512)
+    assert arguments[:4] == arrays
+    assert arguments[4:] == pytest.approx([1025, 0.1, 0.9, 0.99, 1 - 0.81, 1 - 0.9801, 1e-8, 0.01])
+
+
+@pytest.mark.parametrize("init_master", [False, True])
+def test_gpt2_update_fills_master_weights_where_it_is_told(init_master: bool) -> None:
+    copies, updates = Recorder(), Recorder()
+    update = replacements.Replacement(replacements.gpt2_update, [copies, updates], origin="train.cu:1")
+    params, grads, m, v, master = (np.zeros(513, np.float32) for _ in range(5))
+    update(params, grads, m, v, master, **RATES, grad_scale=0.5, t=3, seed=7, init_master=init_master)
+    expected = [((2, 1), 512), master, params, 513, 0, 0] if init_master else []
+    assert [list(one) for one in copies.launched] == ([expected] if init_master else [])
+    ((*arguments,),) = updates.launched
+    assert arguments[:5] == [params, master, grads, m, v]
+    assert arguments[5:] == [513, 513, 513, 513, 1, 0.1, 0.9, 0.99, 3, 1e-8, 0.01, 0.5, 7]
+
+
+def test_a_replacement_has_the_signature_of_the_launcher() -> None:
+    update = replacements.Replacement(replacements.gpt2_update_fp32, [Recorder()], origin="train.cu:1")
+    assert repr(update).startswith("<Replacement gpt2_update_fp32(params_memory: Any, grads_memory")
+    with pytest.raises(TypeError, match="learning_rate"):
+        update(1, 2, 3, 4)
