@@ -37,7 +37,7 @@ from llmc2py.ir.types import CType
 
 CUDA_SUFFIXES = frozenset({".cu", ".cuh"})
 #: Plain headers are read on their own where kernels may be in them.
-_HEADER_SUFFIXES = frozenset({".h", ".hpp", ".hh", ".hxx", ".inl"})
+HEADER_SUFFIXES = frozenset({".h", ".hpp", ".hh", ".hxx", ".inl"})
 _WRITING = frozenset({Intent.OUT, Intent.INOUT, Intent.ACCUMULATE})
 _LARGEST_FILE = 8 << 20
 _PACKAGE_MARK = "llmc2py.lock"
@@ -69,10 +69,13 @@ def find_sources(root: pathlib.Path) -> tuple[list[pathlib.Path], list[Diagnosti
     return sorted(found), unreadable
 
 
-def read_tree(root: pathlib.Path) -> Library:
-    """Read every CUDA source under a folder. Files that cannot be read become diagnostics, the others stay."""
+def read_tree(root: pathlib.Path, cache: ReadCache | None = None) -> Library:
+    """Read every CUDA source under a folder. Files that cannot be read become diagnostics, the others stay.
+
+    ``cache`` is filled with the texts of all files that were read.
+    """
     root = root.resolve()
-    cache = ReadCache()
+    cache = cache if cache is not None else ReadCache()
     files: list[SourceFile] = []
     paths, diagnostics = find_sources(root)
     for path in paths:
@@ -89,7 +92,7 @@ def read_tree(root: pathlib.Path) -> Library:
 
 
 def _is_source(path: pathlib.Path) -> bool:
-    if path.suffix not in _HEADER_SUFFIXES:
+    if path.suffix not in HEADER_SUFFIXES:
         return path.suffix in CUDA_SUFFIXES
     try:
         return path.is_file() and b"__global__" in path.read_bytes()
