@@ -63,8 +63,9 @@ def report(
     """
     targets = [*architectures, _CPU] if compiles else []
     rows = _compiled(made, architectures, precisions, progress) if compiles else []
-    kernels = [_kernel(made, record, rows, targets, precisions) for record in _listed(made)]
-    launchers = _launchers(made)
+    listed = listing.listing(made)
+    kernels = [_kernel(made, record, rows, targets, precisions) for record in _listed(made, listed["kernels"])]
+    launchers = _launchers(made, listed["launchers"])
     references = _references(made, *plain_references(source))
     record = {
         "architectures": list(architectures),
@@ -117,8 +118,8 @@ def _compiled(
         return compile_check(str(package), architectures, precisions=precisions, progress=step, announce=announce)
 
 
-def _listed(made: Generated) -> list[tuple[Kernel, Record]]:
-    records = {(item["file"], item["name"]): item for item in listing.listing(made)["kernels"]}
+def _listed(made: Generated, kernels: Iterable[Record]) -> list[tuple[Kernel, Record]]:
+    records = {(item["file"], item["name"]): item for item in kernels}
     found = sorted(made.library.kernels, key=lambda one: (one.span.file, one.span.line, one.name))
     return [(kernel, records[kernel.span.file, kernel.name]) for kernel in found]
 
@@ -231,8 +232,7 @@ def _is_compiled(outcomes: dict[str, Record]) -> bool:
 # --- launchers
 
 
-def _launchers(made: Generated) -> list[Record]:
-    listed = listing.listing(made)["launchers"]
+def _launchers(made: Generated, listed: Iterable[Record]) -> list[Record]:
     sites = Counter[tuple[str, str, int]]()
     for launcher in made.library.launchers:
         sites[launcher.span.file, launcher.name, launcher.span.line] += launcher.launch_sites
@@ -296,10 +296,14 @@ def _unexplained(
     for item in kernels:
         if item["reason"] == _UNSAID:
             lines.append(f"{item['file']}:{item['line']}: kernel {item['name']}: {_UNSAID}")
-        for target, outcomes in item["compiled"].items():
-            for precision, one in outcomes.items():
-                if one["status"] == "failed":
-                    where = f"{item['file']}:{item['line']}"
-                    lines.append(f"{where}: kernel {item['name']} ({precision}, {target}): {one['detail']}")
+        failed = [
+            (one["detail"], f"({precision}, {target})")
+            for target, outcomes in item["compiled"].items()
+            for precision, one in outcomes.items()
+            if one["status"] == "failed"
+        ]
+        for detail in dict.fromkeys(detail for detail, _ in failed):
+            places = " ".join(place for told, place in failed if told == detail)
+            lines.append(f"{item['file']}:{item['line']}: kernel {item['name']} {places}: {detail}")
     lines += [f"{item['reason']} ({item['name']})" for item in references if not item["usable"]]
     return lines
