@@ -184,6 +184,49 @@ def test_shared_memory_at_namespace_scope_and_in_templates(run):
     np.testing.assert_array_equal(out, 3 * np.arange(32)[::-1] + 1)
 
 
+SHARED_VECTORS = """
+struct alignas(64) Line { float v[16]; };
+template <typename T> __global__ void addresses(T* out) {
+    __shared__ T odd[3];
+    __shared__ char one;
+    __shared__ T turned[4][5];
+    __shared__ __align__(32) T wide[2];
+    __shared__ Line line;
+    extern __shared__ __align__(16) Line lines[];
+    const uintptr_t places[] = {(uintptr_t)odd % 16, (uintptr_t)turned % 16, (uintptr_t)wide % 32,
+                                (uintptr_t)&line % 64, (uintptr_t)lines % 64};
+    one = 1;
+    for (int i = 0; i < 5; ++i) { out[i] = (T)places[i]; }
+}
+__global__ void through_vectors(float4* out, const float* x) {
+    __shared__ float first[3];
+    __shared__ float held[128];
+    for (int k = 0; k < 4; ++k) { held[4 * threadIdx.x + k] = x[4 * threadIdx.x + k]; }
+    if (threadIdx.x < 3) { first[threadIdx.x] = 1.0f; }
+    __syncthreads();
+    float4 v = reinterpret_cast<const float4*>(held)[31 - threadIdx.x];
+    out[threadIdx.x] = make_float4(v.w, v.z, v.y, v.x + first[threadIdx.x % 3]);
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype"), [("addresses<float>", np.float32), ("addresses<unsigned char>", np.uint8)]
+)
+def test_shared_memory_is_aligned_for_vectors_and_as_its_type_asks(run, kernel, dtype):
+    out = np.full(5, 99, dtype)
+    run(SHARED_VECTORS, kernel, out, shared=64)
+    np.testing.assert_array_equal(out, np.zeros(5))
+
+
+def test_shared_floats_are_read_as_vectors(run, random):
+    x, out = random.standard_normal(128).astype(np.float32), np.zeros(128, np.float32)
+    expected = x[::-1].copy()
+    expected[3::4] += 1
+    run(SHARED_VECTORS, "through_vectors", out, x, block=32)
+    np.testing.assert_array_equal(out, expected)
+
+
 def test_shared_memory_starts_as_nan_in_every_block(run):
     text = """
     __global__ void peek(float* out) {

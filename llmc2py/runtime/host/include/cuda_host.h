@@ -31,7 +31,8 @@
 #define __constant__
 #define __managed__
 #define __grid_constant__
-#define __shared__ static thread_local
+// Kernels read shared arrays of small elements in pieces of 16 bytes; a stricter alignas, or type, still holds.
+#define __shared__ static thread_local __attribute__((aligned(16)))
 #define __forceinline__ inline
 #define __inline__ inline
 #define __launch_bounds__(...)

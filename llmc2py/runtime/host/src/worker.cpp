@@ -86,8 +86,9 @@ void Worker::begin_launch(Launch *new_launch, Progress *new_progress)
     checker = launch->checker;
     failed = false;
     this_worker = this;
-    shared_storage.resize(launch->shared_bytes + 16 + (checker != nullptr ? checked_shared_guard : 0));
-    auto base = (reinterpret_cast<std::uintptr_t>(shared_storage.data()) + 15) & ~std::uintptr_t{15};
+    shared_storage.resize(launch->shared_bytes + shared_alignment + (checker != nullptr ? checked_shared_guard : 0));
+    const auto unaligned = reinterpret_cast<std::uintptr_t>(shared_storage.data());
+    const auto base = (unaligned + shared_alignment - 1) & ~std::uintptr_t{shared_alignment - 1};
     llmc2py_dynamic_shared = reinterpret_cast<void *>(base);
     llmc2py_dynamic_shared_bytes = static_cast<unsigned int>(launch->shared_bytes);
     llmc2py_block_dim = {launch->block[0], launch->block[1], launch->block[2]};

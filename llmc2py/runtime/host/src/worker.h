@@ -14,6 +14,8 @@
 namespace llmc2py {
 
 constexpr unsigned int max_block = 1024;
+// Of dynamic shared memory, whatever element type a kernel declares it with.
+constexpr std::size_t shared_alignment = 128;
 // Behind the dynamic shared memory, in checking mode: a touch of these bytes is out of bounds.
 constexpr std::size_t checked_shared_guard = 64 * 1024;
 
