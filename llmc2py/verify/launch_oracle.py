@@ -53,7 +53,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of the C++ launcher: an array, a scalar with its canonical C type, or neither (streams, tags, null)."""
+    """An argument of the C++ launcher: an array, a scalar with its canonical C type, or neither (stream, tag, null)."""
 
     value: Any = None
     ctype: str | None = None
@@ -160,7 +160,7 @@ def check_call(
 
 
 def _compare_lines(shown: str, cpp: list[Line], python: list[Line]) -> None:
-    # Where scratch is allocated between operations is not part of the sequence: the numbers of the slots tell the order.
+    # When scratch is allocated is not part of the sequence: the numbers of the slots tell the order.
     cpp = [line for line in cpp if line[0] == "scratch"] + [line for line in cpp if line[0] != "scratch"]
     for number in range(max(len(cpp), len(python))):
         ours = python[number] if number < len(python) else None

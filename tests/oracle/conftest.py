@@ -55,7 +55,10 @@ class Subjects:
             for number, one in enumerate(exported)
             if one.launcher == key[1] and tuple(name for _, name in one.callees) == callees
         }
-        return Subject(self.python[key], self._cpp[key], library, entries)
+        python = self.python[key]
+        if ROWS[key].functions:
+            python = python.instantiate(*ROWS[key].functions.values())
+        return Subject(python, self._cpp[key], library, entries)
 
     @functools.cache  # noqa: B019 - there is one object for the whole run
     def _library(self, file: str, precision: str) -> tuple[OracleLibrary, list[Exported]]:
@@ -69,14 +72,17 @@ class Subjects:
         names = [parameter.name for parameter in cpp.parameters]
         callees = tuple((names.index(name), callee) for name, callee in ROWS[key].callees.items())
         functions = {cpp.parameters[index].type.base: callee for index, callee in callees}
+        asked = [param.name for param in self.python[key].params if param.name not in names]
         choices = []
         for parameter in cpp.template:
-            if parameter.name in functions:
+            if parameter.name in ROWS[key].functions:
+                choices.append([ROWS[key].functions[parameter.name]])
+            elif parameter.name in functions:
                 choices.append([f"decltype(&{functions[parameter.name]})"])
             else:
                 choices.append(["false", "true"] if parameter.kind == "bool" else ["floatX"])
         for template in itertools.product(*choices):
-            yield Exported(key[1], template, callees)
+            yield Exported(key[1], template, callees, tuple(asked), len(names))
 
 
 @pytest.fixture(scope="session")

@@ -27,9 +27,10 @@ SINGLE = ("float32",)
 class Row:
     """What a launcher takes.
 
-    ``sizes`` are its scalars, and others that lengths are made of, in the order in which they are drawn; ``lengths`` the
-    elements of its arrays; ``below`` the bounds of what index arrays hold; ``callees`` the launchers that parameters
-    stand for. Type parameters of templates are floatX.
+    ``sizes`` are its scalars, and others that lengths are made of, in the order in which they are drawn; ``lengths``
+    the elements of its arrays; ``below`` the bounds of what index arrays hold; ``callees`` the launchers that
+    parameters stand for; ``functions`` those that template parameters do. Type parameters are floatX. ``nulls`` says
+    when an array is null that otherwise is by chance, ``runs`` when kernels may run.
     """
 
     sizes: Mapping[str, Size]
@@ -37,6 +38,9 @@ class Row:
     below: Mapping[str, str] = field(default_factory=dict)
     precisions: tuple[str, ...] = SINGLE
     callees: Mapping[str, str] = field(default_factory=dict)
+    functions: Mapping[str, str] = field(default_factory=dict)
+    nulls: Mapping[str, str] = field(default_factory=dict)
+    runs: str = "True"
 
 
 def _numbers(last: int) -> st.SearchStrategy[int]:
@@ -82,7 +86,7 @@ _HEADS = {
 }
 _CLASSES = {"B": _SMALL, "T": st.integers(1, 9), "V": st.integers(1, 300)}
 _PADDED = _CLASSES | {"padding": st.integers(-1, 9), "P": "max(1, V + padding)"}
-_ADAMW = {name: _RATES for name in ("learning_rate", "beta1", "beta2", "eps", "weight_decay")}
+_ADAMW = dict.fromkeys(("learning_rate", "beta1", "beta2", "eps", "weight_decay"), _RATES)
 _SLICES = {"num_slices": st.integers(1, 3)}
 _VOCABULARY = {"V": st.integers(1, 50)}
 
@@ -90,6 +94,7 @@ _CLASSIFIER = Row(
     _PADDED | {"block_size": _BLOCKS},
     _lengths(B_x_T_x_P="dlogits logits", B_x_T="losses dlosses targets"),
     {"targets": "V"},
+    runs="V <= P",
 )
 _EMBEDDING = Row(
     _VOCABULARY | _BTC_BLOCK, _lengths(B_x_T_x_C="out", B_x_T="inp", V_x_C="wte", T_x_C="wpe"), {"inp": "V"}, ALL
@@ -111,6 +116,27 @@ _SUM_OF_SQUARES = Row(
 _SOFTMAX = Row(_NC_BLOCK, _lengths(N_x_C="out inp"))
 _SOFTMAX_BACKWARD = Row(_HEADS, _lengths(B_x_NH_x_T_x_T="dpreatt datt att"))
 _ATTENTION = Row(_HEADS, _lengths(B_x_T_x_C="out", B_x_NH_x_T_x_T="preatt att") | {"inp": "B * T * 3 * C"})
+_PRODUCTS = _lengths(B_x_T_x_C="vaccum", B_x_NH_x_T_x_T="preatt att", B_x_NH_x_T="stats")
+_ATTENTION_BY_PRODUCTS = Row(
+    _HEADS, _lengths(B_x_T_x_C="out") | _PRODUCTS | {"inp": "3 * B * T * C", "qkvr": "3 * B * T * C"}
+)
+_ATTENTION_BACKWARD = Row(
+    _HEADS,
+    dict.fromkeys(("dinp", "dqkvr", "inp", "qkvr"), "3 * B * T * C")
+    | _lengths(B_x_T_x_C="dout vaccum dvaccum", B_x_NH_x_T_x_T="preatt att dpreatt datt"),
+)
+_BIAS_GRADIENT = Row(
+    _BTC | {"OC": _WIDTHS, "block_size": _BLOCKS}, _lengths(B_x_T_x_OC="dout", OC="dbias"), precisions=ALL
+)
+_LINEAR = _BTC | {"OC": _WIDTHS}
+_LINEAR_BACKWARD = Row(
+    _LINEAR,
+    _lengths(B_x_T_x_C="dinp inp", OC_x_C="dweight weight", OC="dbias", B_x_T_x_OC="dout", B_x_T="ones"),
+)
+_TRIANGLE = Row(
+    {name: size for name, size in _HEADS.items() if name != "block_size"} | {"T": st.sampled_from([1, 3, 127, 129])},
+    _lengths(B_x_NH_x_T_x_T="out preatt") | {"inp": "3 * B * T * C"},
+)
 _MATMUL = Row(
     {**_BTC, "OC": _WIDTHS, "sqrt_block_size": st.sampled_from([8, 16, 32, 16, 5, 33])},
     _lengths(B_x_T_x_OC="out", B_x_T_x_C="inp", OC_x_C="weight", OC="bias"),
@@ -119,6 +145,11 @@ _CROSSENTROPY = Row(
     _CLASSES | {"block_size": _BLOCKS}, _lengths(B_x_T="losses targets", B_x_T_x_V="probs"), {"targets": "V"}
 )
 _CROSSENTROPY_BACKWARD = replace(_CROSSENTROPY, lengths=_lengths(B_x_T="dlosses targets", B_x_T_x_V="dlogits probs"))
+
+#: Launchers that cannot be called on their own, with the reason.
+INNER = {
+    ("dev/cuda/attention_backward.cu", "dispatch_launch"): "calls a lambda; launch_softmax_6 to 8 go through it",
+}
 
 ROWS: Table = {
     **{
@@ -132,11 +163,13 @@ ROWS: Table = {
         {"kernel_num": _numbers(2), "num_parameters": _ELEMENTS, "t": st.integers(1, 100), **_ADAMW},
         _lengths(num_parameters="params_memory grads_memory m_memory v_memory"),
     ),
-    **{("dev/cuda/attention_backward.cu", f"launch_softmax_{n}"): _SOFTMAX_BACKWARD for n in range(1, 6)},
+    **{("dev/cuda/attention_backward.cu", f"launch_softmax_{n}"): _SOFTMAX_BACKWARD for n in range(1, 9)},
     **{("dev/cuda/attention_forward.cu", f"attention_forward{n}"): _ATTENTION for n in (1, 2)},
     **_numbered("dev/cuda/classifier_fused.cu", "fused_classifier", 5, _CLASSIFIER),
     **_numbered("dev/cuda/crossentropy_forward.cu", "crossentropy_forward", 1, _CROSSENTROPY),
-    **_numbered("dev/cuda/crossentropy_softmax_backward.cu", "crossentropy_softmax_backward", 1, _CROSSENTROPY_BACKWARD),
+    **_numbered(
+        "dev/cuda/crossentropy_softmax_backward.cu", "crossentropy_softmax_backward", 1, _CROSSENTROPY_BACKWARD
+    ),
     **_numbered(
         "dev/cuda/encoder_backward.cu",
         "encoder_backward",
@@ -158,7 +191,81 @@ ROWS: Table = {
         "dev/cuda/layernorm_backward.cu", "layernorm_backward", 10, replace(_NORM_BACKWARD, precisions=ALL), first=2
     ),
     **_numbered("dev/cuda/layernorm_forward.cu", "layernorm_forward", 6, _NORM),
-    **{("dev/cuda/matmul_forward.cu", f"matmul_forward{n}"): _MATMUL for n in (1, 4)},
+    **{("dev/cuda/attention_forward.cu", f"attention_forward{n}"): _ATTENTION_BY_PRODUCTS for n in (3, 4)},
+    ("dev/cuda/attention_forward.cu", "attention_forward5"): replace(
+        _ATTENTION_BY_PRODUCTS,
+        sizes={**_HEADS, "skip_permute": st.booleans(), "first_run_validation": st.booleans()},
+        precisions=ALL,
+    ),
+    ("dev/cuda/attention_forward.cu", "attention_forward"): replace(
+        _ATTENTION_BY_PRODUCTS,
+        sizes={
+            "kernel_num": st.sampled_from([0, 1, 2, 3, 4, 5, 6, 7]),
+            **_HEADS,
+            "first_run_validation": st.booleans(),
+        },
+    ),
+    ("dev/cuda/attention_backward.cu", "attention_forward"): _ATTENTION_BY_PRODUCTS,
+    ("dev/cuda/attention_backward.cu", "attention_backward1"): replace(
+        _ATTENTION_BACKWARD, callees={"softmax_autoregressive_backward": "launch_softmax_5"}
+    ),
+    ("dev/cuda/attention_backward.cu", "attention_backward"): replace(
+        _ATTENTION_BACKWARD, sizes={"kernel_num": _numbers(8), **_HEADS}
+    ),
+    **_numbered("dev/cuda/matmul_backward.cu", "matmul_backward", 1, _LINEAR_BACKWARD),
+    **{
+        key: row
+        for key, row in _numbered("dev/cuda/matmul_backward_bias.cu", "matmul_backward_bias", 9, _BIAS_GRADIENT).items()
+        if key[1] != "matmul_backward_bias6"
+    },
+    **_numbered("dev/cuda/matmul_forward.cu", "matmul_forward", 4, _MATMUL),
+    ("dev/cuda/trimat_forward.cu", "trimul_cublas"): _TRIANGLE,
+    ("dev/cuda/trimat_forward.cu", "trimul_launcher"): replace(_TRIANGLE, functions={"matmul_tri": "matmul_tri3"}),
+    ("dev/cuda/trimat_forward.cu", "trimul_gpu"): replace(
+        _TRIANGLE, sizes={"kernel_num": st.integers(0, 5), **_TRIANGLE.sizes}
+    ),
+    ("llmc/attention.cuh", "attention_forward"): Row(
+        {name: size for name, size in _HEADS.items() if name != "block_size"},
+        _lengths(B_x_T_x_C="out", B_x_NH_x_T_x_T="att")
+        | {"qkvr": "3 * B * T * C", "inp": "max(3 * B * T * C, B * NH * T * T)"},
+        precisions=ALL,
+    ),
+    ("llmc/attention.cuh", "attention_backward"): Row(
+        {name: size for name, size in _HEADS.items() if name != "block_size"},
+        dict.fromkeys(("dinp", "dqkvr", "qkvr"), "3 * B * T * C")
+        | _lengths(B_x_T_x_C="scratch dout", B_x_NH_x_T_x_T="datt att"),
+        precisions=ALL,
+    ),
+    ("llmc/matmul.cuh", "matmul_cublaslt"): Row(
+        {
+            **{name: st.one_of(st.integers(1, 40), st.sampled_from([8, 16])) for name in ("m", "n", "k")},
+            **{name: st.booleans() for name in ("transA", "transB", "accumulate", "backward", "plain")},
+            "batch_count": st.sampled_from([0, 0, 1, 3]),
+            "gap": st.integers(0, 5),
+            "strideA": "m * k + gap",
+            "strideB": "n * k",
+            "strideOut": "m * n + 2 * gap",
+        },
+        {
+            "d": "max(1, batch_count) * strideOut",
+            "a": "max(1, batch_count) * strideA",
+            "b": "max(1, batch_count) * strideB",
+            **_lengths(m="bias", m_x_n="pre_gelu"),
+        },
+        precisions=ALL,
+        nulls={"pre_gelu": "plain or batch_count > 0"},
+    ),
+    ("llmc/matmul.cuh", "matmul_forward_cublaslt"): Row(
+        {**_LINEAR, "gelu_fusion": st.integers(0, 2)},
+        _lengths(B_x_T_x_OC="out pre_gelu", B_x_T_x_C="inp", OC_x_C="weight", OC="bias"),
+        precisions=ALL,
+    ),
+    ("llmc/matmul.cuh", "matmul_backward"): replace(
+        _LINEAR_BACKWARD,
+        sizes={**_LINEAR, "gelu_fusion": st.integers(0, 2)},
+        lengths={**_LINEAR_BACKWARD.lengths, "pre_gelu": "B * T * C", "dbias_buffer": "16 * OC + 1024"},
+        precisions=ALL,
+    ),
     ("dev/cuda/permute.cu", "permute_on_device"): Row(
         {**{f"dim{n}": st.integers(1, 9) for n in range(1, 5)}, "block_size": _BLOCKS},
         _lengths(dim1_x_dim2_x_dim3_x_dim4="matrix out_matrix"),

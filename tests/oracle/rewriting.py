@@ -1,8 +1,8 @@
 """From a source file to a C++ unit that exports its launchers, launches turned into recorded calls.
 
-The text is the preprocessed one. A launch ``k<T><<<grid, block>>>(a, b)`` becomes a call of a shadow, a function with the
-template header and the parameters of the kernel, so that C++ itself deduces and converts; the shadow records and runs
-the kernel. A launcher gets a shadow too, which gives it a name that no kernel shares.
+The text is the preprocessed one. A launch ``k<T><<<grid, block>>>(a, b)`` becomes a call of a shadow, a function with
+the template header and the parameters of the kernel, so that C++ itself deduces and converts; the shadow records and
+runs the kernel. A launcher gets a shadow too, which gives it a name that no kernel shares.
 """
 
 from __future__ import annotations
@@ -35,11 +35,17 @@ Edit = tuple[int, int, str]
 
 @dataclass(frozen=True)
 class Exported:
-    """A launcher with its template arguments in C++; ``callees`` are the functions that parameters stand for."""
+    """A launcher with its template arguments in C++.
+
+    ``callees`` are the functions that parameters stand for; ``globals`` are variables of the program that further
+    arguments are assigned to, and ``count`` the parameters before them.
+    """
 
     launcher: str
     template: tuple[str, ...] = ()
     callees: tuple[tuple[int, str], ...] = ()
+    globals: tuple[str, ...] = ()
+    count: int = 0
 
 
 def oracle_unit(path: pathlib.Path, root: pathlib.Path, precision: str, exported: Sequence[Exported]) -> str:
@@ -76,12 +82,16 @@ def _braced(value: object) -> str:
 
 def _entry(number: int, one: Exported) -> str:
     template = f"<{', '.join(one.template)}>" if one.template else ""
-    callees = "".join(
+    prepared = "".join(
         f"static auto *c{index} = &{HOST}{name}; arguments[{index}] = &c{index}; " for index, name in one.callees
+    )
+    prepared += "".join(
+        f"{name} = *static_cast<decltype({name}) *>(arguments[{one.count + index}]); "
+        for index, name in enumerate(one.globals)
     )
     return (
         f'extern "C" __attribute__((visibility("default"))) int llmc2py_oracle_entry_{number}(void **arguments)\n'
-        f"{{ {callees}return llmc2py_oracle::call<&{HOST}{one.launcher}{template}>(arguments); }}"
+        f"{{ {prepared}return llmc2py_oracle::call<&{HOST}{one.launcher}{template}>(arguments); }}"
     )
 
 
@@ -141,9 +151,7 @@ def _kernel_shadow(tree: SyntaxTree, declaration: Declaration) -> str:
     parameters, names = _parameters(tree, declaration)
     name = _name(tree, declaration)
     template = read_template(tree, declaration.template) if declaration.template is not None else ()
-    shown = [
-        f"llmc2py_oracle::{'type_name' if one.kind == 'type' else 'value_name'}<{one.name}>()" for one in template
-    ]
+    shown = [f"llmc2py_oracle::{'type_name' if one.kind == 'type' else 'value_name'}<{one.name}>()" for one in template]
     arguments = f"<{', '.join(one.name for one in template)}>" if template else ""
     types = ", ".join(f"decltype({one})" for one in names)
     kernel = f"static_cast<void (*)({types})>(&{name}{arguments})"
@@ -158,7 +166,9 @@ def _host_shadow(tree: SyntaxTree, declaration: Declaration) -> str:
     parameters, names = _parameters(tree, declaration)
     name = _name(tree, declaration)
     header = _template_header(tree, declaration)
-    return f" {header} static inline void {HOST}{name}({parameters}) {{ {name}({', '.join(names)}); }}"
+    template = read_template(tree, declaration.template) if declaration.template is not None else ()
+    arguments = f"<{', '.join(one.name for one in template)}>" if template else ""
+    return f" {header} static inline void {HOST}{name}({parameters}) {{ {name}{arguments}({', '.join(names)}); }}"
 
 
 def _template_header(tree: SyntaxTree, declaration: Declaration) -> str:

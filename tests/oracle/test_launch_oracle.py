@@ -15,7 +15,7 @@ from llmc2py.runtime.csemantics import c_scalar
 from llmc2py.runtime.launcher import Launcher
 from llmc2py.runtime.params import Param, array_dtype, scalar_type
 from llmc2py.verify.launch_oracle import Argument, check_call
-from tests.oracle.launchers import ROWS, RUNNING_BLOCKS, Row
+from tests.oracle.launchers import INNER, ROWS, RUNNING_BLOCKS, Row
 
 EXAMPLES = 8
 CASES = [(*key, precision) for key, row in ROWS.items() for precision in row.precisions]
@@ -64,7 +64,7 @@ def python_arguments(
         elif not param.is_pointer:
             ctype = scalar_type(param.base, precision) if param.tag is None else "bool"
             values.append(c_scalar(sizes[param.name], ctype, param.name))
-        elif param.nullable and data.draw(st.booleans(), label=f"{param.name} is null"):
+        elif param.nullable and is_null(data, row, sizes, param.name):
             values.append(None)
         else:
             count = eval(row.lengths[param.name], dict(sizes))
@@ -73,12 +73,23 @@ def python_arguments(
     return values
 
 
+def is_null(data: st.DataObject, row: Row, sizes: dict[str, Any], name: str) -> bool:
+    if name in row.nulls:
+        return bool(eval(row.nulls[name], dict(sizes)))
+    return data.draw(st.booleans(), label=f"{name} is null")
+
+
+def may_run(row: Row, sizes: dict[str, Any]) -> bool:
+    whole_warps = sizes.get("block_size", 32) in RUNNING_BLOCKS and sizes.get("sqrt_block_size", 8) in (8, 16, 32)
+    return whole_warps and bool(eval(row.runs, dict(sizes)))
+
+
 def cpp_arguments(launcher: Launcher, values: list[Any], names: list[str], precision: str) -> list[Argument]:
     """Return what the C++ launcher takes: the stream, which Python leaves to the caller, is null."""
     given_by_name = dict(zip((param.name for param in launcher.params), values, strict=True))
     params = {param.name: param for param in launcher.params}
     arguments = []
-    for name in names:
+    for name in (*names, *(name for name in params if name not in names)):
         param = params.get(name)
         if param is None or param.tag is not None or param.is_launcher or given_by_name[name] is None:
             arguments.append(Argument())
@@ -102,7 +113,7 @@ def check_example(subjects: Any, key: tuple[str, str], precision: str, data: st.
         subject.python,
         cpp_arguments(subject.python, values, names, precision),
         lambda: originals,
-        runs=sizes.get("block_size", 32) in RUNNING_BLOCKS and sizes.get("sqrt_block_size", 8) in (8, 16, 32),
+        runs=may_run(row, sizes),
     )
 
 
@@ -125,5 +136,5 @@ def test_plan_does_what_the_launcher_does(subjects, multiprocessors, file, name,
 
 
 def test_every_lowered_launcher_has_a_row(subjects):
-    missing = sorted(set(subjects.python) - set(ROWS))
+    missing = sorted(set(subjects.python) - set(ROWS) - set(INNER))
     assert not missing, f"say in tests/oracle/launchers.py what these launchers take: {missing}"
