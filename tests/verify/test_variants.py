@@ -80,10 +80,13 @@ def test_a_variant_that_reads_what_nobody_gives_is_a_failed_row(mutate):
     assert "`elsewhere` is read" in rows[0].detail
 
 
-def test_sizes_are_whole_blocks(made):
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+def test_sizes_are_whole_blocks(made, block_size):
     layers = load_package(str(made)).layers
-    assert variant_case(layers["GeLU"].spec).rows % max(BLOCK_SIZES) == 0
-    assert variant_case(layers["LayerNorm"].spec).sizes == {"C": 256}
+    assert variant_case(layers["GeLU"].spec, block_size).rows % (8 * block_size) == 0
+    case = variant_case(layers["LayerNorm"].spec, block_size)
+    assert case.rows % block_size == 0
+    assert case.sizes == {"C": 128}
 
 
 def test_verify_has_rows_of_variants(made):
