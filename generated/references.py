@@ -110,7 +110,32 @@ REFERENCES = {
         "FusedResidualLayerNorm",
         fused_residual_forward,
         fused_residual_backward,
-        (),
+        (
+            CReference(
+                "references_c/dev/cuda/fused_residual_forward/residual_forward_cpu.c",
+                "residual_forward_cpu",
+                (("out", "double*"), ("inp1", "const double*"), ("inp2", "const double*"), ("N", "int")),
+                ("residual", "inp1", "inp2", "N * C"),
+                "dev/cuda/fused_residual_forward.cu:24",
+            ),
+            CReference(
+                "references_c/dev/cuda/fused_residual_forward/layernorm_forward_cpu.c",
+                "layernorm_forward_cpu",
+                (
+                    ("out", "double*"),
+                    ("mean", "double*"),
+                    ("rstd", "double*"),
+                    ("inp", "const double*"),
+                    ("weight", "const double*"),
+                    ("bias", "const double*"),
+                    ("B", "int"),
+                    ("T", "int"),
+                    ("C", "int"),
+                ),
+                ("normed", "mean", "rstd", "residual", "weight", "bias", "N", "1", "C"),
+                "dev/cuda/fused_residual_forward.cu:30",
+            ),
+        ),
         "C",
     ),
     "gelu": Reference(

@@ -141,7 +141,7 @@ def matmul_cublaslt(
     choices = 0
     choices = 1
     if choices == 0:
-        plan.require(False, "exit() is not reached")
+        plan.require(choices != 0, "choices != 0", choices=choices)
     alpha = 1.0
     beta = 1.0 if accumulate else 0.0
     plan.gemm(lt_matmul(product, alpha, a, layout_a, b, layout_b, beta, d, layout_d, d, layout_d))

@@ -26,13 +26,14 @@ from llmc2py.verify.layouts import as_numpy
 from llmc2py.verify.oracles import CScope, Expected, call_reference, expected_gradients, expected_outputs, size_of
 from llmc2py.verify.packages import Package
 from llmc2py.verify.rows import VerifyRow, worst_of
-from llmc2py.verify.tolerance import Comparison, compare, float32_tolerance
+from llmc2py.verify.tolerance import Comparison, compare, float32_tolerance, half_spacing
 
 BLOCK_SIZES = (32, 64, 128, 256, 512, 1024)
 
 _NUMPY = "NumPy"
 #: Elements of an array that the op does not know: statistics of rows, scratch for each multiprocessor.
 _ROOM = 1 << 18
+_STORED_ROUNDING = 1.5
 _ROWS, _COLUMNS, _ELEMENTS = 64, 128, 16384
 _NAN = float("nan")
 
@@ -165,6 +166,10 @@ class _Expectation:
         else:
             scale = float(np.sqrt(np.mean(np.square(values))))
             allowed = float32_tolerance(_COLUMNS) * np.maximum(np.abs(values), scale)
+            if actual.dtype != np.float32:
+                # It is rounded where it is stored, and so, before it is averaged, is what it is computed from.
+                sizes = np.abs(values), np.full_like(values, scale)
+                allowed += sum(_STORED_ROUNDING * half_spacing(size, actual.dtype) for size in sizes)
         return compare(actual.reshape(-1)[: place.size][place], values, allowed)
 
 
@@ -173,7 +178,7 @@ def _gradients(values: Mapping[str, NDArray[Any]]) -> Arrays:
 
 
 def _run(subject: VariantSubject, case: Case, expected: _Expectation, block_size: int) -> Arrays:
-    """Call the launcher and return what it may have written, as float64."""
+    """Call the launcher and return what it may have written."""
     given: list[Any] = []
     written: dict[str, Any] = {}
     types = {one.name: _ELEMENT[subject.precision] for one in subject.launcher.template if one.kind == "type"}
@@ -188,7 +193,7 @@ def _run(subject: VariantSubject, case: Case, expected: _Expectation, block_size
         if param.is_written:
             written[argument] = array
     subject.launcher(*given)
-    return {name: as_numpy(array).astype(np.float64) for name, array in written.items()}
+    return {name: as_numpy(array) for name, array in written.items()}
 
 
 _ELEMENT = {"float32": "float", "float16": "half", "bfloat16": "bfloat16"}

@@ -169,7 +169,7 @@ def matmul_forward3(
     plan: Plan, out: Pointer, inp: Pointer, weight: Pointer, bias: Pointer | None, B: int, T: int, C: int, OC: int
 ) -> None:
     """Multiply matrices."""
-    plan.require(plan.misalignment(bias, 16) == 0, "(unsigned long)bias % 16 == 0", bias=bias)
+    plan.require(plan.misalignment(bias, 16) == 0, "bias aligned to 16 bytes")
     one = 1.0
     zero = 0.0
     turned = "CUBLAS_OP_T"
@@ -187,7 +187,7 @@ def matmul_forward3(
     found = 0
     found = 1
     if found == 0:
-        plan.require(False, "exit() is not reached")
+        plan.require(found != 0, "found != 0", found=found)
     plan.gemm(lt_matmul(product, one, weight, weight_layout, inp, inp_layout, zero, out, out_layout, out, out_layout))
 
 
