@@ -87,9 +87,14 @@ class OracleLibrary:
         cells = (ctypes.c_uint64 * max(len(arguments), 1))(*(_cell(one) for one in arguments))
         first = ctypes.addressof(cells)
         table = (ctypes.c_void_p * max(len(arguments), 1))(*(first + 8 * index for index in range(len(arguments))))
+        self.rewind()
         ended = getattr(library, f"llmc2py_oracle_entry_{entry}")(table)
         lines = [_parsed(line) for line in library.llmc2py_oracle_log().decode().splitlines()]
         return Recorded(lines, library.llmc2py_oracle_why().decode() if ended else None)
+
+    def rewind(self) -> None:
+        """Let threads take turns from here on as they do at the start of a call."""
+        self._library.llmc2py_oracle_rewind()
 
     def _run_product(self, line: str) -> int:
         """Compute a product that C++ asks for, as the CPU backend does; 0 where that worked."""
@@ -181,6 +186,7 @@ def _compare_bytes(
     recorded = library.call(entry, arguments, runs=True)
     fault = None
     with poisoned_arrays(), _one_worker(plan):
+        library.rewind()
         try:
             launcher(*given)
         except host.KernelError as error:

@@ -265,6 +265,8 @@ LLMC2PY_ORACLE_API void llmc2py_oracle_begin(int runs, int (*product)(const char
     state.runs = runs != 0;
     state.product = product;
 }
+// The runtime lets other threads go on after so many atomics of this one: two runs have one order if they start alike.
+LLMC2PY_ORACLE_API void llmc2py_oracle_rewind(void) { llmc2py_atomics = 0; }
 LLMC2PY_ORACLE_API void llmc2py_oracle_array(void *start, std::size_t bytes)
 {
     llmc2py_oracle::state.memory.push_back({static_cast<char *>(start), bytes});
