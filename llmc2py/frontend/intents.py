@@ -66,11 +66,11 @@ class Access:
 
 @dataclass
 class _Function:
-    """A function under analysis: parameters, the locals that point into each, the locals that hold loaded values."""
+    """A function under analysis: parameters, those that each pointer may point into, the locals of loaded values."""
 
     node: Node
     parameters: list[str]
-    roots: dict[str, str] = field(default_factory=dict)
+    roots: dict[str, tuple[str, ...]] = field(default_factory=dict)
     loaded: dict[str, str] = field(default_factory=dict)
     access: dict[str, Access] = field(default_factory=dict)
 
@@ -90,7 +90,7 @@ class IntentAnalysis:
             header = read_header(self.tree, node)
             names = [item.name for item in header.parameters] if header else []
             self._done[node.id] = {name: Access() for name in names}
-            function = _Function(node, names, {name: name for name in names})
+            function = _Function(node, names, {name: (name,) for name in names})
             function.access = self._done[node.id]
             body = node.child_by_field_name("body")
             if body is not None:
@@ -110,53 +110,50 @@ class IntentAnalysis:
                 self._bind(function, self.tree.text(child(item, "left")), None, child(item, "right"))
 
     def _bind(self, function: _Function, name: str, ctype: CType | None, value: Node) -> None:
-        if name in function.parameters:
-            return
-        root = self._pointer_root(function, value)
-        if root is not None and (ctype is None or ctype.is_pointer or ctype.base == "auto"):
-            function.roots.setdefault(name, root)
-        source = self._load_root(function, value)
+        roots = self._pointer_roots(function, value)
+        if ctype is None or ctype.is_pointer or ctype.base == "auto":
+            # Of a pointer that is set in several places, as in branches, any may hold.
+            known = function.roots.get(name, ())
+            if known or roots:
+                function.roots[name] = tuple(dict.fromkeys((*known, *roots)))
+        source = self._load_root(function, value) if name not in function.parameters else None
         if source is not None and (ctype is None or not ctype.is_pointer):
             function.loaded.setdefault(name, source)
 
-    def _pointer_root(self, function: _Function, node: Node) -> str | None:
-        """``inp + i``, ``&inp[i]``, ``reinterpret_cast<int4*>(inp + i)``: the parameter that is pointed into."""
+    def _pointer_roots(self, function: _Function, node: Node) -> tuple[str, ...]:
+        """``inp + i``, ``&inp[i]``, ``c ? a : b``: the parameters that may be pointed into."""
         node = _bare(node)
         if node.type == "identifier":
             name = self.tree.text(node)
-            return function.roots.get(name) if name not in function.loaded else None
+            return function.roots.get(name, ()) if name not in function.loaded else ()
         if node.type == "binary_expression" and self.tree.text(node.children[1]) in "+-":
-            left = self._pointer_root(function, child(node, "left"))
-            return left or self._pointer_root(function, child(node, "right"))
+            left = self._pointer_roots(function, child(node, "left"))
+            return left or self._pointer_roots(function, child(node, "right"))
         if node.type == "pointer_expression" and self.tree.source[node.start_byte : node.start_byte + 1] == b"&":
             inner = _bare(child(node, "argument"))
-            return (
-                self._pointer_root(function, child(inner, "argument")) if inner.type == "subscript_expression" else None
-            )
+            is_element = inner.type == "subscript_expression"
+            return self._pointer_roots(function, child(inner, "argument")) if is_element else ()
         if node.type == "cast_expression":
-            return (
-                self._pointer_root(function, child(node, "value"))
-                if "*" in self.tree.text(child(node, "type"))
-                else None
-            )
+            is_pointer = "*" in self.tree.text(child(node, "type"))
+            return self._pointer_roots(function, child(node, "value")) if is_pointer else ()
         if node.type == "call_expression" and self._callee(node) in _CASTS:
-            return self._pointer_root(function, named(child(node, "arguments"))[0])
+            return self._pointer_roots(function, named(child(node, "arguments"))[0])
         if node.type == "conditional_expression":
-            one = self._pointer_root(function, child(node, "consequence"))
-            return one or self._pointer_root(function, child(node, "alternative"))
-        return None
+            branches = (child(node, "consequence"), child(node, "alternative"))
+            return tuple(dict.fromkeys(root for one in branches for root in self._pointer_roots(function, one)))
+        return ()
 
     def _load_root(self, function: _Function, value: Node) -> str | None:
         """Return the parameter that a value is loaded from, where it is loaded from just one."""
-        found = set()
+        found: set[str] = set()
         for item in walk(value):
             if item.type == "subscript_expression" or (
                 item.type == "pointer_expression" and self.tree.source[item.start_byte : item.start_byte + 1] == b"*"
             ):
-                found.add(self._pointer_root(function, child(item, "argument")))
+                found.update(self._pointer_roots(function, child(item, "argument")))
             elif item.type == "call_expression":
-                found |= {self._pointer_root(function, argument) for argument in named(child(item, "arguments"))}
-        found.discard(None)
+                for argument in named(child(item, "arguments")):
+                    found.update(self._pointer_roots(function, argument))
         return found.pop() if len(found) == 1 else None
 
     # --- accesses
@@ -176,9 +173,10 @@ class IntentAnalysis:
             self._visit_address_test(function, node)
 
     def _visit_access(self, function: _Function, node: Node, pointer: Node) -> None:
-        root = self._pointer_root(function, pointer)
-        if root is None:
-            return
+        for root in self._pointer_roots(function, pointer):
+            self._record_access(function, node, pointer, root)
+
+    def _record_access(self, function: _Function, node: Node, pointer: Node, root: str) -> None:
         access = function.access[root]
         access.width = max(access.width, self._width(function, pointer))
         target = _outermost_place(node)
@@ -270,12 +268,10 @@ class IntentAnalysis:
         if name in _CASTS:
             return
         for position, argument in enumerate(arguments):
-            root = self._pointer_root(function, argument)
-            if root is None:
-                continue
-            access = function.access[root]
-            access.width = max(access.width, self._width(function, argument))
-            self._apply_call(function, access, root, name, position, arguments)
+            for root in self._pointer_roots(function, argument):
+                access = function.access[root]
+                access.width = max(access.width, self._width(function, argument))
+                self._apply_call(function, access, root, name, position, arguments)
 
     def _apply_call(
         self, function: _Function, access: Access, root: str, name: str, position: int, arguments: list[Node]
@@ -316,8 +312,7 @@ class IntentAnalysis:
         left, right = _bare(child(node, "left")), _bare(child(node, "right"))
         for pointer, other in ((left, right), (right, left)):
             if self.tree.text(other) in ("nullptr", "NULL") and pointer.type == "identifier":
-                root = function.roots.get(self.tree.text(pointer))
-                if root is not None:
+                for root in function.roots.get(self.tree.text(pointer), ()):
                     function.access[root].nullable = True
 
     def _visit_address_test(self, function: _Function, node: Node) -> None:
@@ -329,9 +324,9 @@ class IntentAnalysis:
             target, pointer = self.tree.text(child(value, "function")), named(child(value, "arguments"))[0]
         else:
             return
-        root = self._pointer_root(function, pointer)
-        if root is not None and "*" not in target:
-            function.access[root].tests_alignment = True
+        if "*" not in target:
+            for root in self._pointer_roots(function, pointer):
+                function.access[root].tests_alignment = True
 
     def _width(self, function: _Function, pointer: Node) -> int:
         """Return the bytes that an access through this pointer must be aligned to, as far as a cast says it."""

@@ -17,7 +17,7 @@ from llmc2py.frontend.intents import IntentAnalysis
 from llmc2py.frontend.items import Declaration, declarations, kernel_words, read_item
 from llmc2py.frontend.preprocess import HeaderCache, PreprocessedText, preprocess
 from llmc2py.frontend.scope import ScopeReader
-from llmc2py.frontend.slicer import Slicer
+from llmc2py.frontend.slicer import Slicer, is_kernel
 from llmc2py.frontend.syntax import Node, SyntaxTree, child, errors, parse, walk
 from llmc2py.ir.blas import PRODUCT_CALLS
 from llmc2py.ir.conditions import precisions_of
@@ -202,7 +202,7 @@ class UnitReader:
         passed = self._template_arguments()
         for item, declaration in zip(self.items, self.declarations, strict=True):
             header = self._header(declaration.function)
-            if header is None or declaration.function is None or not _is_kernel(item):
+            if header is None or declaration.function is None or not is_kernel(item):
                 continue
             own = item.span.file == self.text.file
             template = read_template(self.tree, declaration.template) if declaration.template is not None else ()
@@ -258,7 +258,7 @@ class UnitReader:
                 item = self.items[self.declarations.index(declaration)]
                 header = self._header(node)
                 device_only = header is not None and "__device__" in header.words and "__host__" not in header.words
-                if header is None or _is_kernel(item) or device_only or (item.is_device and name not in wanted):
+                if header is None or is_kernel(item) or device_only or (item.is_device and name not in wanted):
                     continue
                 template = read_template(self.tree, declaration.template) if declaration.template is not None else ()
                 parameters = tuple(replace(one, type=self.scope.resolve(one.type)) for one in header.parameters)
@@ -348,7 +348,7 @@ class UnitReader:
 def _kernels_begun(item: Item, declaration: Declaration) -> int:
     """Count the kernels or prototypes that an item begins: what stands in a body or in an error is swallowed."""
     if item.kind == "function":
-        return int(_is_kernel(item))
+        return int(is_kernel(item))
     return 0 if declaration.node.has_error else kernel_words(item.text)
 
 
@@ -358,14 +358,10 @@ def _header_range(declaration: Declaration) -> tuple[int, int]:
     return declaration.node.start_byte, body.start_byte if body is not None else declaration.node.end_byte
 
 
-def _is_kernel(item: Item) -> bool:
-    return item.kind == "function" and "__global__" in item.text.split("{")[0]
-
-
 def _calls(items: list[Item], found: list[Declaration]) -> dict[str, set[str]]:
     calls: dict[str, set[str]] = {}
     for item, declaration in zip(items, found, strict=True):
-        if declaration.function is not None and not _is_kernel(item):
+        if declaration.function is not None and not is_kernel(item):
             for name in item.defines:
                 calls.setdefault(name, set()).update(item.calls)
     return calls

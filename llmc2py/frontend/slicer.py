@@ -26,6 +26,8 @@ _PRECISION_HEADERS = {"cuda_bf16.h": "ENABLE_BF16", "cuda_fp16.h": "ENABLE_FP16"
 _HOST_LIBRARIES = re.compile(
     r"(?:cublas|cudnn|cufft|curand|cusolver|cusparse|cutensor|nccl|nvrtc)[A-Z]\w*|fopen|fclose|fread|fwrite|fprintf|exit"
 )
+#: ``__constant__ float taps[9];``: nought, until host code copies something to it.
+_UNFILLED_CONSTANT = re.compile(r"^[\w\s()]*\b__constant__\b[^={]*;\s*$")
 
 
 class Slicer:
@@ -54,6 +56,7 @@ class Slicer:
         while pending:
             item = pending.pop()
             diagnostics += self._library_calls(name, item)
+            diagnostics += self._launches_and_constants(name, item)
             for used in sorted(item.uses):
                 for target in self.by_name.get(used, ()):
                     if target.order in chosen:
@@ -71,8 +74,27 @@ class Slicer:
         unknown = sorted(used for used in item.calls if used not in self.by_name)
         return [_host_call(kernel, used, item) for used in unknown if _HOST_LIBRARIES.fullmatch(used)]
 
+    def _launches_and_constants(self, kernel: str, item: Item) -> list[Diagnostic]:
+        """Report child launches, and constant memory that only host code fills: neither is there for a lone kernel."""
+        found = []
+        for used in sorted(item.uses):
+            targets = self.by_name.get(used, ())
+            launch = _place_of(used, item, rf"\b{re.escape(used)}\s*(?:<[^;{{}}]*>)?\s*<<<")
+            if launch is not None and any(is_kernel(target) for target in targets):
+                message = f"kernel {kernel} launches kernel {used}, which is not supported: launch it from host code"
+                found.append(Diagnostic(Severity.ERROR, launch, message, kernel))
+            constant = next((target for target in targets if _UNFILLED_CONSTANT.search(target.text)), None)
+            if constant is not None and constant is not item:
+                message = (
+                    f"kernel {kernel} reads __constant__ {used} (defined at {constant.span.origin}), which only host "
+                    f"code can fill: pass it as a parameter or give it its values where it is defined"
+                )
+                place = _place_of(used, item, rf"\b{re.escape(used)}\b") or item.span
+                found.append(Diagnostic(Severity.ERROR, place, message, kernel))
+        return found
+
     def _usable(self, target: Item, name: str) -> bool:
-        return target.is_device and not (target.kind == "function" and "__global__" in target.text.split("{")[0])
+        return target.is_device and not is_kernel(target)
 
     def _has_device_version(self, name: str) -> bool:
         return any(item.is_device for item in self.by_name[name])
@@ -103,15 +125,22 @@ def _host_call(kernel: str, used: str, item: Item, target: Item | None = None) -
     else:
         what, remedy = f"{used} (defined at {target.span.origin})", "make it __device__"
     message = f"kernel {kernel} calls host function {what}; {remedy} or leave the kernel out with --only"
-    return Diagnostic(Severity.ERROR, _place_of(used, item), message, kernel)
+    place = _place_of(used, item, rf"\b{re.escape(used)}\s*\(") or item.span
+    return Diagnostic(Severity.ERROR, place, message, kernel)
 
 
-def _place_of(name: str, item: Item) -> SourceSpan:
+def is_kernel(item: Item) -> bool:
+    """Whether an item is the definition of a kernel."""
+    return item.kind == "function" and "__global__" in item.text.split("{")[0]
+
+
+def _place_of(name: str, item: Item, pattern: str) -> SourceSpan | None:
+    """Return where an item has what ``pattern`` finds in a line that holds ``name``."""
     for line, place in zip(item.text.split("\n"), item.lines, strict=False):
-        found = re.search(rf"\b{re.escape(name)}\s*\(", line)
+        found = re.search(pattern, line) if name in line else None
         if found:
             return SourceSpan(place.file, place.line, found.start() + 1)
-    return item.span
+    return None
 
 
 def _headers(items: tuple[Item, ...]) -> tuple[str, ...]:
