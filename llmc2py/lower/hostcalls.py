@@ -73,7 +73,7 @@ class HostCallLowering(ExpressionLowering):
         if _IGNORED.match(node.function):
             return []
         if node.function in _ENDING:
-            return [f'plan.require(False, "{node.function}() is not reached")']
+            return [f'plan.require(False, "arguments with which {node.function}() is not called")']
         method: Callable[[ex.Call], list[str]] | None = getattr(self, f"_do_{node.function.lower()}", None)
         return method(node) if method else lower_cublas(self, node)
 
@@ -111,6 +111,9 @@ class HostCallLowering(ExpressionLowering):
     def _do_assert(self, node: ex.Call) -> list[str]:
         condition = node.arguments[0]
         lowered = self.lower(condition)
+        alignment = self._alignment(condition)
+        if alignment:
+            return [f'plan.require({lowered.text}, "{alignment}")']
         names = dict.fromkeys(
             variable.name
             for part in ex.walk(condition)
@@ -118,6 +121,20 @@ class HostCallLowering(ExpressionLowering):
         )
         values = "".join(f", {name}={name}" for name in names)
         return [f'plan.require({lowered.text}, "{spelled(condition)}"{values})']
+
+    def _alignment(self, condition: ex.Expression) -> str:
+        """``(uintptr_t)p % 16 == 0``: return what that asks for ("" for any other condition)."""
+        if not (
+            isinstance(condition, ex.Binary) and condition.operator == "==" and isinstance(condition.left, ex.Binary)
+        ):
+            return ""
+        address, zero = condition.left, condition.right
+        lowered = self._misalignment(address)
+        if lowered is None or not (isinstance(zero, ex.Number) and zero.value == 0):
+            return ""
+        pointer = address.left.operand if isinstance(address.left, ex.Cast) else address.left
+        alignment = int(self.lower(address.right).text) + (address.operator == "&")
+        return f"{spelled(pointer)} aligned to {alignment} bytes"
 
     # cudaMemsetAsync(p, 0, bytes, stream)
     def _do_cudamemset(self, node: ex.Call) -> list[str]:

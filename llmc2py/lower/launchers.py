@@ -31,6 +31,7 @@ from llmc2py.lower.expressions import (
 )
 from llmc2py.lower.hostcalls import HostCallLowering
 from llmc2py.lower.lowered import Lowered, stored
+from llmc2py.lower.refusals import explained, none_of
 from llmc2py.lower.spelling import spelled
 from llmc2py.lower.unused import without_unused
 
@@ -377,13 +378,17 @@ class _LauncherLowering:
 
     # if (c) { … } else { … }
     def _on_if(self, statement: ir.If) -> None:
-        self._block(f"if {self.expressions.text(statement.condition)}:", statement.consequence)
-        alternative = statement.alternative
+        conditions, alternative = [statement.condition], statement.alternative
+        self._branch("if", statement.condition, statement.consequence)
         while len(alternative) == 1 and isinstance(alternative[0], ir.If):
-            self._block(f"elif {self.expressions.text(alternative[0].condition)}:", alternative[0].consequence)
+            conditions.append(alternative[0].condition)
+            self._branch("elif", alternative[0].condition, alternative[0].consequence)
             alternative = alternative[0].alternative
         if alternative:
-            self._block("else:", alternative)
+            self._block("else:", explained(alternative, none_of(conditions)))
+
+    def _branch(self, keyword: str, condition: ex.Expression, body: ir.Body) -> None:
+        self._block(f"{keyword} {self.expressions.text(condition)}:", explained(body, condition))
 
     # for (int i = a; i < b; i += c) { … }
     def _on_for(self, statement: ir.For) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pathlib
+import re
 import sys
 from typing import Any
 
@@ -204,7 +205,9 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
         (
             "layers_cuh",
             [
-                "if plan.misalignment(y, 16) != 0 or plan.misalignment(x, 16) != 0:",
+                "if plan.misalignment(y, 16) != 0 or plan.misalignment(x, 16) != 0: "
+                'plan.require(plan.misalignment(y, 16) == 0, "y aligned to 16 bytes") '
+                'plan.require(plan.misalignment(x, 16) == 0, "x aligned to 16 bytes")',
                 'desc = LtMatmulDesc("CUBLAS_COMPUTE_32F", "CUDA_R_32F")',
                 'desc.set("CUBLASLT_MATMUL_DESC_TRANSA", yes if turned else no)',
                 'desc.set("CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER", before)',
@@ -315,7 +318,7 @@ def test_a_header_calls_a_launcher_of_another(package: Package) -> None:
 
 def test_what_the_source_calls_misaligned_is_refused(package: Package) -> None:
     x, w, y = (np.zeros(32, np.float32) for _ in range(3))
-    with pytest.raises(ValueError, match=r"dense needs"):
+    with pytest.raises(ValueError, match=re.escape("dense needs y aligned to 16 bytes (")):
         package.module("above").twice(y, x, w, 3)
 
 

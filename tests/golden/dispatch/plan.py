@@ -73,7 +73,9 @@ def by_lambda(plan: Plan, out: Pointer, x: Pointer, block_size: int, n: int) -> 
         launch(64)
         return
     else:
-        plan.require(False, "exit() is not reached")
+        plan.require(
+            block_size == 32 or block_size == 64, "block_size == 32 || block_size == 64", block_size=block_size
+        )
 
 
 @launcher(
