@@ -15,6 +15,7 @@ from llmc2py.frontend.declarations import FunctionHeader, read_header, read_temp
 from llmc2py.frontend.hostcode import StatementReader, launch_sites
 from llmc2py.frontend.intents import IntentAnalysis
 from llmc2py.frontend.items import Declaration, declarations, kernel_words, read_item
+from llmc2py.frontend.linking import linked
 from llmc2py.frontend.preprocess import HeaderCache, PreprocessedText, preprocess
 from llmc2py.frontend.scope import ScopeReader
 from llmc2py.frontend.slicer import Slicer, is_kernel
@@ -88,7 +89,7 @@ def read_tree(root: pathlib.Path, cache: ReadCache | None = None) -> Library:
         for path, text in sorted(cache.texts.items())
         if path.is_relative_to(root)
     }
-    return Library(tuple(files), hashes, tuple(dict.fromkeys(diagnostics)))
+    return Library(linked(files), hashes, tuple(dict.fromkeys(diagnostics)))
 
 
 def _is_source(path: pathlib.Path) -> bool:
