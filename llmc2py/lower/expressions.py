@@ -213,8 +213,8 @@ class ExpressionLowering:
         plain = ctype.is_integer or ctype.is_floating or ctype.pointers == 1
         if not name.isidentifier() or not plain:
             raise SourceError(span, f"{text} is not known here, and Python cannot give {ctype.base} values")
-        self.environment.asked[name] = ctype.value
-        return Lowered(name, ctype)
+        # A type that a kernel's parameter has given it stays.
+        return Lowered(name, self.environment.asked.setdefault(name, ctype.value))
 
     # -x, !x, ~x, *p, &p[i]
     def _unary(self, node: ir.Unary) -> Lowered:

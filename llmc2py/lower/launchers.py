@@ -18,7 +18,7 @@ from llmc2py.ir.conditions import PRECISIONS, holds
 from llmc2py.ir.library import Kernel, Launcher, Parameter, Scope
 from llmc2py.ir.names import RUNTIME_NAMES, python_name
 from llmc2py.ir.plans import HelperPlan, LaunchPlan, NotLowered
-from llmc2py.ir.types import INT, LAUNCHER, CType
+from llmc2py.ir.types import FLOATING_TYPES, INT, INTEGER_TYPES, LAUNCHER, CType, canonical_name
 from llmc2py.lower import control
 from llmc2py.lower.cublas import is_reference, reference
 from llmc2py.lower.expressions import (
@@ -284,10 +284,28 @@ class _LauncherLowering:
         parts = [symbol, self._stored(statement.grid, _LONG), self._stored(statement.block, _LONG)]
         parts.append(self._stored(statement.shared, _LONG) if statement.shared is not None else "0")
         types = [one.type for one in kernel.parameters] if kernel is not None else [UNKNOWN] * len(statement.arguments)
-        parts += [self._stored(one, ctype) for one, ctype in zip(statement.arguments, types, strict=False)]
+        spelled_types = self._template_types(statement, kernel)
+        parts += [
+            self._launch_argument(one, replace(ctype, base=spelled_types.get(ctype.base, ctype.base)))
+            for one, ctype in zip(statement.arguments, types, strict=False)
+        ]
         template = self.expressions.template(statement.template)
         self.launches.append(_configuration(statement))
         self._emit(f"plan.launch({', '.join(parts)}{template})")
+
+    def _template_types(self, statement: ir.Launch, kernel: Kernel | None) -> dict[str, str]:
+        """Return the types that a launch spells out, by the kernel's template parameters."""
+        pairs = zip(kernel.template if kernel is not None else (), statement.template, strict=False)
+        return {one.name: canonical_name(given.text) for one, given in pairs if one.kind == "type"}
+
+    def _launch_argument(self, node: ex.Expression, ctype: CType) -> str:
+        """Return an argument of a kernel; a member that callers are asked for has the type that the kernel takes."""
+        lowered = self.expressions.lower(node)
+        is_element = ctype.base in INTEGER_TYPES.keys() | FLOATING_TYPES | self.environment.template
+        if isinstance(node, (ex.Member, ex.MethodCall)) and lowered.text in self.environment.asked and is_element:
+            self.environment.asked[lowered.text] = ctype.value
+            return lowered.text
+        return stored(lowered, ctype).text
 
     def _stored(self, node: ex.Expression, ctype: CType) -> str:
         return stored(self.expressions.lower(node), ctype).text
@@ -458,7 +476,7 @@ class _LauncherLowering:
         self._default(statement, subject, default, has_cases=keyword == "elif")
 
     def _default(self, statement: ir.Switch, subject: str, default: ir.Case | None, *, has_cases: bool) -> None:
-        refuses = default is not None and any(control.is_exit(one) for one in default.body)
+        refuses = self._does_all(statement) if default is None else any(control.is_exit(one) for one in default.body)
         known = [self.expressions.text(value) for case in statement.cases for value in case.values]
         if refuses and has_cases:
             self._emit("else:")
@@ -469,6 +487,23 @@ class _LauncherLowering:
         elif default is not None:
             self._check_breaks(default)
             self._block("else:" if has_cases else "if True:", control.without_break(default.body))
+
+    def _does_all(self, statement: ir.Switch) -> bool:
+        """Whether all that the launcher does is in a switch: a number that has no case is a mistake then."""
+        inside = {id(one) for one in ir.walk((statement,))}
+        outside = [one for one in ir.walk(self.launcher.body) if id(one) not in inside]
+        in_cases = all(any(self._acts(one) for one in ir.walk(case.body)) for case in statement.cases)
+        return in_cases and not any(self._acts(one) for one in outside)
+
+    def _acts(self, statement: ir.Statement) -> bool:
+        """Whether a statement launches, or calls what does or what changes memory."""
+        if isinstance(statement, ir.Launch):
+            return True
+        called = _called_in(statement)
+        versions = (one for name in called for one in self.scope.functions.get(name, ()))
+        return any(name.startswith("cudaMem") or name in self.local_functions for name in called) or any(
+            _launches(one, self.scope) for one in versions
+        )
 
     def _check_breaks(self, case: ir.Case) -> None:
         found = control.inner_break(control.without_break(case.body))
@@ -585,10 +620,14 @@ def _launches(launcher: Launcher, scope: Scope, seen: frozenset[str] = frozenset
 
 
 def _called(launcher: Launcher) -> set[str]:
-    """Return the names of the functions that a launcher calls for their effect."""
+    """Return the names of the functions that a launcher calls."""
+    return {name for statement in ir.walk(launcher.body) for name in _called_in(statement)}
+
+
+def _called_in(statement: ir.Statement) -> set[str]:
+    """Return the names of the functions that a statement's own expressions call."""
     return {
         part.function
-        for statement in ir.walk(launcher.body)
         for value in vars(statement).values()
         if isinstance(value, ex.Expression)
         for part in ex.walk(value)

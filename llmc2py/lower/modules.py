@@ -24,6 +24,8 @@ _PRECISION_OF = {"float": "float32", "half": "float16", "bfloat16": "bfloat16"}
 #: Modules that every package may have beside those of sources and ops.
 _PACKAGE_FILES = frozenset({"__init__", "layers", "references"})
 _TEMPLATE_KINDS = frozenset({"type", "bool", *INTEGER_TYPES})
+#: What pointers point to where arrays of any dtype are taken.
+_UNTYPED = ("void", "x128", "f128")
 _VECTORS = tuple(
     f"{base}{size}"
     for base in (
@@ -124,7 +126,12 @@ class _PackageLowering:
                 self.not_lowered.append(lowered)
                 continue
             by_name = {one.name: one for one in effects.parameters(launcher)}
-            parameters = tuple(replace(by_name[one.name], type=one.type) for one in lowered.parameters)
+            parameters = tuple(
+                replace(
+                    by_name[one.name], type=one.type, nullable=by_name[one.name].nullable or _is_object(one, launcher)
+                )
+                for one in lowered.parameters
+            )
             self.plans[file.path, launcher.name] = replace(lowered, parameters=parameters)
 
     def _asked_in(self, file: SourceFile, symbols: Mapping[str, str]) -> AskedOf:
@@ -401,6 +408,12 @@ def _callees_first(launchers: list[LaunchPlan]) -> list[LaunchPlan]:
     for plan in launchers:
         visit(plan, frozenset())
     return list(ordered.values())
+
+
+def _is_object(parameter: Parameter, launcher: Launcher) -> bool:
+    """Whether a parameter points to what no array is: its members are asked for, and Python gives None for it."""
+    known = {*INTEGER_TYPES, *FLOATING_TYPES, *_VECTORS, *_UNTYPED, *(one.name for one in launcher.template)}
+    return parameter.type.is_pointer and parameter.type.base not in known
 
 
 def _uncallable(kernel: Kernel) -> str:

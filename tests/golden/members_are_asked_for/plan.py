@@ -38,7 +38,7 @@ def run(plan: Plan, out: Pointer, n: int, b: int) -> None:
 
 @launcher(
     [
-        Param("p", "Problem*"),
+        Param("p", "Problem*", nullable=True),
         Param("out", "float*", intent="out"),
         Param("n", "int"),
         Param("p_block", "int"),
@@ -46,7 +46,7 @@ def run(plan: Plan, out: Pointer, n: int, b: int) -> None:
     ],
     origin="input.cu:6",
 )
-def from_object(plan: Plan, p: Pointer, out: Pointer, n: int, p_block: int, p_n: int) -> None:
+def from_object(plan: Plan, p: Pointer | None, out: Pointer, n: int, p_block: int, p_n: int) -> None:
     """Launch `k<float, 1><<<n + 255 >> 8, p.block()>>>`."""
     plan.launch(k, n + 255 >> 8, p_block, 0, out, p_n, template=("float", 1))
 
