@@ -471,7 +471,12 @@ class _LauncherLowering:
             self._check_breaks(case)
             values = [self.expressions.text(value) for value in case.values]
             test = f"{subject} == {values[0]}" if len(values) == 1 else f"{subject} in ({', '.join(values)})"
-            self._block(f"{keyword} {test}:", control.without_break(case.body))
+            body = control.without_break(case.body)
+            if len(body) == 1 and isinstance(body[0], ir.PrecisionBranch):
+                # A case that the preprocessor takes out is none: the default is for it then.
+                precision = _precision_test(body[0].condition)
+                test, body = f"{test} and {precision}" if precision else test, body[0].body
+            self._block(f"{keyword} {test}:", body)
             keyword = "elif"
         self._default(statement, subject, default, has_cases=keyword == "elif")
 
@@ -531,12 +536,10 @@ class _LauncherLowering:
         if len(chosen) == len(PRECISIONS):
             self._body(statement.body)
         elif chosen:
-            names = ", ".join(f'"{name}"' for name in chosen)
-            test = f"plan.precision == {names}" if len(chosen) == 1 else f"plan.precision in ({names})"
             # The condition is the preprocessor's: it opens no scope.
             self.branch_names |= {one.name for one in statement.body if isinstance(one, ir.Declare)}
             before = dict(self.environment.variables)
-            self._block(f"if {test}:", statement.body)
+            self._block(f"if {_precision_test(statement.condition)}:", statement.body)
             for one in statement.body:
                 if isinstance(one, ir.Declare) and one.name not in before:
                     self.environment.variables[one.name] = Variable(
@@ -617,6 +620,15 @@ def _launches(launcher: Launcher, scope: Scope, seen: frozenset[str] = frozenset
         return True
     seen = seen | {launcher.name}
     return any(_launches(version, scope, seen) for name in called for version in scope.functions.get(name, ()))
+
+
+def _precision_test(condition: str) -> str:
+    """Return the test for a preprocessor condition, "" where it holds in every precision."""
+    chosen = [name for name in PRECISIONS if holds(condition, name) is not False]
+    names = ", ".join(f'"{name}"' for name in chosen)
+    if len(chosen) == len(PRECISIONS):
+        return ""
+    return f"plan.precision == {names}" if len(chosen) == 1 else f"plan.precision in ({names})"
 
 
 def _called(launcher: Launcher) -> set[str]:
