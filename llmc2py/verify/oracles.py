@@ -6,7 +6,7 @@ import ast
 import ctypes
 import operator
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,7 @@ _GRADCHECK_SIZE = 300
 _POINTS = 4
 
 _FLOAT64 = np.dtype(np.float64)
+_CHOICES: Mapping[str, Callable[[Iterable[int]], int]] = {"min": min, "max": max}
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -245,7 +246,7 @@ def call_reference(item: CReference, scope: CScope, folder: pathlib.Path) -> lis
 
 
 def size_of(text: str, sizes: Mapping[str, int]) -> int:
-    """Evaluate an expression of sizes such as ``2 * C``. Raises ValueError for anything else."""
+    """Evaluate an expression of sizes such as ``2 * C`` or ``max(C, 64)``. Raises ValueError for anything else."""
 
     def value(node: ast.expr) -> int:
         match node:
@@ -255,6 +256,8 @@ def size_of(text: str, sizes: Mapping[str, int]) -> int:
                 return sizes[name]
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
                 return _OPERATORS[type(op)](value(left), value(right))
+            case ast.Call(func=ast.Name(id="min" | "max" as name), args=[_, _, *_] as arguments, keywords=[]):
+                return _CHOICES[name](map(value, arguments))
         raise ValueError(f"argument `{text}` is no expression of the sizes {', '.join(sizes)}")
 
     return value(ast.parse(text, mode="eval").body)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmc2py.runtime.arrays import backend_named
 from llmc2py.runtime.dtypes import PRECISIONS
 from llmc2py.runtime.errors import CompileError, ToolMissingError
 from llmc2py.runtime.launcher import Launcher
@@ -31,8 +32,8 @@ from llmc2py.verify.tolerance import Comparison, compare, float32_tolerance, hal
 BLOCK_SIZES = (32, 64, 128, 256, 512, 1024)
 
 _NUMPY = "NumPy"
-#: Elements of an array that the op does not know: statistics of rows, scratch for each multiprocessor.
-_ROOM = 1 << 18
+#: The most blocks of a launcher's grid on each multiprocessor, which may keep two rows each in scratch.
+_BLOCKS = 32
 _STORED_ROUNDING = 1.5
 _ROWS, _COLUMNS, _ELEMENTS = 64, 128, 16384
 _NAN = float("nan")
@@ -90,7 +91,8 @@ def check_variant(subject: VariantSubject) -> list[VerifyRow]:
     rows: list[VerifyRow] = []
     refused, shape = "", ""
     expectations: dict[str, _Expectation] = {}
-    for block_size in BLOCK_SIZES if "block_size" in subject.variant.arguments else (0,):
+    takes_block_size = any("block_size" in argument for argument in subject.variant.arguments)
+    for block_size in BLOCK_SIZES if takes_block_size else (0,):
         case = variant_case(subject.spec, block_size)
         shape, check = case.label(subject.spec), f"block {block_size}" if block_size else "launch"
         try:
@@ -218,7 +220,13 @@ def _values(
         return np.full(case.shape(spec.outputs[name]), np.nan)
     if name.startswith("d") and name[1:] in expected.inputs:
         return np.full(expected.inputs[name[1:]].shape, np.nan if param.intent == "out" else 0.0)
-    return np.full(_ROOM, np.nan)
+    largest = max(array.size for array in expected.inputs.values())
+    return np.full(max(largest, _scratch_size(subject.xp)), np.nan)
+
+
+def _scratch_size(xp: Any) -> int:
+    device = backend_named("cuda" if xp.__name__ == "cupy" else "cpu").properties(0)
+    return _BLOCKS * device.multiProcessorCount * (2 * _COLUMNS + 1)
 
 
 def variant_task(subject: VariantSubject) -> Callable[[], list[VerifyRow]]:

@@ -20,6 +20,8 @@ __all__ = ["CudaKernel", "architecture_for", "current_stream", "empty", "kernel"
 _INVALID_VALUE = 1
 _OUT_OF_RESOURCES = 701
 _INVALID_CONTEXT = 201
+#: What the driver answers to everything once a kernel has failed: from an illegal address to a failed launch.
+_EARLIER_FAILURES = range(700, 720)
 #: The handles of the legacy default stream, which cannot be captured and must not be asked whether it is.
 _LEGACY_STREAMS = (0, 1)
 
@@ -178,6 +180,11 @@ def _load(request: KernelRequest, device: int) -> CudaKernel:
             module.load(compiled.cubin)
             return CudaKernel(request.name, device, module, module.get_function(compiled.lowered_name), cuda)
         except cuda.driver.CUDADriverError as error:
+            if error.status in _EARLIER_FAILURES:
+                raise RuntimeError(
+                    f"kernel {request.name!r} cannot be loaded: {error}. An earlier kernel failed, and this process "
+                    "cannot use CUDA any more"
+                ) from error
             version = cuda.runtime.driverGetVersion()
             raise ToolMissingError(
                 f"kernel {request.name!r}, compiled for {arch}, cannot be loaded on {found.name} ({error}); the driver "

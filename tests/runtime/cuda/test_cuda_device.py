@@ -67,6 +67,8 @@ def fake(monkeypatch):
 
     class Module:
         def load(self, cubin):
+            if driver.fails:
+                raise DriverError(driver.fails)
             state.loaded.append(cubin)
 
         def get_function(self, name):
@@ -184,6 +186,19 @@ def test_a_failure_of_an_earlier_kernel_is_no_launch_error(fake, compiled, make_
     with pytest.raises(RuntimeError, match="illegal access") as caught:
         kernel.launch((1, 1, 1), (32, 1, 1), 0, 0, 0)
     assert not isinstance(caught.value, LaunchError)
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "message"),
+    [
+        (700, RuntimeError, "cannot be loaded: CUDA_ERROR_700. An earlier kernel failed"),
+        (222, ToolMissingError, "driver"),
+    ],
+)
+def test_what_cannot_be_loaded_is_told_from_what_failed_before(fake, compiled, make_request, status, error, message):
+    fake.driver.fails = status
+    with pytest.raises(error, match=message):
+        cuda.kernel(make_request("text"), 0)
 
 
 def test_shared_memory_is_reserved_up_to_what_the_device_has(fake, compiled, make_request):
