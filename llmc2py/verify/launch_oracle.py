@@ -339,7 +339,8 @@ def _parsed_matrix(text: str) -> Line:
 def _gemm(line: Line) -> Gemm:
     _, a, b, c, d, ta, tb, alpha, beta, batch, compute, name, bias, aux = line
     epilogue = Epilogue(name, _matrix(bias) if bias else None, _matrix(aux) if aux else None)
-    return Gemm(*(_matrix(one) for one in (a, b, c, d)), ta, tb, alpha, beta, batch, compute, epilogue)
+    a, b, c, d = (_matrix(one) for one in (a, b, c, d))
+    return Gemm(a, b, c, d, ta, tb, alpha, beta, batch, compute, epilogue)
 
 
 def _matrix(line: Line) -> Matrix:
