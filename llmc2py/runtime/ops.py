@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Collection
 from typing import Any
 
@@ -71,9 +70,7 @@ def is_packed(array: Any) -> bool:
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any], like: Any) -> Any:
     """Return a new array on the place of another."""
-    if like.__class__ is np.ndarray:
-        return poison(backend_named("cpu").empty(shape, dtype))
-    return poison(sys.modules["cupy"].ndarray(shape, dtype))
+    return poison(backend_named("cpu" if like.__class__ is np.ndarray else "cuda").empty(shape, dtype))
 
 
 def empty_like(array: Any) -> Any:

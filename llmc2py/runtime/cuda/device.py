@@ -114,7 +114,7 @@ def empty(shape: tuple[int, ...], dtype: Any) -> Any:
             "an array would be allocated while the current stream is captured into a CUDA graph: allocate outputs "
             "before the capture and pass them in"
         )
-    return cuda.cupy.empty(shape, dtype)
+    return cuda.cupy.ndarray(shape, dtype)
 
 
 def _is_capturing(cuda: _Cuda) -> bool:

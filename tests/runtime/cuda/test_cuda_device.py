@@ -85,7 +85,7 @@ def fake(monkeypatch):
             Module=Module,
             get_current_stream=lambda: SimpleNamespace(ptr=state.stream),
         ),
-        empty=lambda shape, dtype: state.allocated.append(shape),
+        ndarray=lambda shape, dtype: state.allocated.append(shape),
     )
     monkeypatch.setattr(module, "_cuda", lambda: module._Cuda(cupy, driver, runtime))
     monkeypatch.setattr(module, "_kernels", {})
