@@ -14,6 +14,7 @@ from llmc2py.emit.functions import OPS, function_values, tuple_text
 from llmc2py.emit.sources import emit_source
 from llmc2py.emit.text import WIDTH, indent, lay_out_all, plain, prose, quoted, split_arguments
 from llmc2py.ir.blas import PRODUCT_CALLS
+from llmc2py.ir.conditions import PRECISIONS
 from llmc2py.ir.library import Intent, Kernel, Parameter, Reference, TemplateParameter
 from llmc2py.ir.names import python_name
 from llmc2py.ir.plans import ArraySpec, LaunchPlan, ModulePlan, PackagePlan
@@ -157,7 +158,14 @@ def _kernel(module: ModulePlan, kernel: Kernel) -> dict[str, Any]:
         "params": [_param(one, index) for index, one in enumerate(kernel.parameters)],
         "template": [_template_param(one) for one in kernel.template],
         "origin": kernel.span.origin,
+        "precisions": _precisions(kernel),
     }
+
+
+def _precisions(kernel: Kernel) -> str:
+    """Return the precisions that a kernel is there in, or "" where it is there in all or knows none."""
+    is_open = kernel.slice is not None and kernel.slice.uses_precision
+    return tuple_text(map(quoted, kernel.precisions)) if is_open and len(kernel.precisions) < len(PRECISIONS) else ""
 
 
 def parameter_name(parameter: Parameter, index: int) -> str:

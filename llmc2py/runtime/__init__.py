@@ -4,7 +4,7 @@ from llmc2py.runtime.arrays import array_module
 from llmc2py.runtime.autograd import Context, Function, Tensor, no_grad
 from llmc2py.runtime.csemantics import c_bool, c_cast, c_float, c_int, ceil_div, idiv, imod, wrap
 from llmc2py.runtime.cublaslt import LtMatmulDesc, LtMatrixLayout, lt_matmul
-from llmc2py.runtime.errors import CompileError, LaunchError, ToolMissingError
+from llmc2py.runtime.errors import CompileError, LaunchError, PrecisionError, ToolMissingError
 from llmc2py.runtime.gemm import Gemm, gemm_ex, gemm_strided_batched_ex, sgemm, sgemm_strided_batched
 from llmc2py.runtime.kernel import Kernel
 from llmc2py.runtime.launcher import Launcher, launcher
@@ -34,6 +34,7 @@ __all__ = [
     "Parameter",
     "Plan",
     "Pointer",
+    "PrecisionError",
     "TemplateParam",
     "Tensor",
     "ToolMissingError",

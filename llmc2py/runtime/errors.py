@@ -11,5 +11,9 @@ class ToolMissingError(RuntimeError):
     """A compiler, library or header is not there; the message says what to install."""
 
 
+class PrecisionError(TypeError):
+    """A kernel is wanted in a precision that its source does not have it in."""
+
+
 class LaunchError(ValueError):
     """A launch configuration that this kernel cannot run with on this device."""

@@ -11,6 +11,8 @@ import numpy as np
 from llmc2py.runtime.arrays import Place, backend_named
 from llmc2py.runtime.backends import CompiledKernel
 from llmc2py.runtime.callsite import CallSite
+from llmc2py.runtime.dtypes import PRECISIONS
+from llmc2py.runtime.errors import PrecisionError
 from llmc2py.runtime.params import Binding, Param, TemplateParam, TemplateValue, cpp_argument
 from llmc2py.runtime.plan import Plan
 from llmc2py.runtime.source import KernelRequest, KernelSource
@@ -55,7 +57,8 @@ class Kernel:
     CPU) or CuPy arrays (on CUDA); ``grid`` and ``block`` are integers or tuples of one to three. Template types follow
     from the arrays' dtypes; other template arguments are given as ``kernel[numpy.float32, 8][grid, block]`` or by
     ``instantiate``. ``wide_indices`` says that the kernel's indices have 64 bits; without it, it is taken to have them
-    where it takes a 64-bit integer, and arrays of 2^31 elements are refused otherwise.
+    where it takes a 64-bit integer, and arrays of 2^31 elements are refused otherwise. The source has the kernel in
+    ``precisions``.
     """
 
     def __init__(
@@ -68,12 +71,14 @@ class Kernel:
         template: Sequence[TemplateParam] = (),
         selector: str | None = None,
         wide_indices: bool | None = None,
+        precisions: Sequence[str] = tuple(PRECISIONS),
     ) -> None:
         self.source = source
         self.name = name
         self.params = tuple(params)
         self.origin = origin
         self.template = tuple(template)
+        self.precisions = tuple(precisions)
         self.selector = selector or f"SLICE_{name}"
         has_wide_integer = any(not p.is_pointer and p.base in _WIDE_INTEGERS for p in self.params)
         self.wide_indices = has_wide_integer if wide_indices is None else wide_indices
@@ -109,7 +114,17 @@ class Kernel:
         return KernelInstance(self, values, precision)
 
     def instance(self, binding: Binding) -> Instance:
-        """Return the instance for template arguments and a precision that have been found."""
+        """Return the instance for template arguments and a precision that have been found.
+
+        Raises PrecisionError for a precision that the source does not have the kernel in.
+        """
+        if binding.precision not in self.precisions:
+            where = f" ({self.origin})" if self.origin else ""
+            raise PrecisionError(
+                f"{self.name} is not there in {binding.precision}: the source{where} has it in "
+                f"{', '.join(self.precisions)} alone; give it arrays of such a dtype, or instantiate() it with "
+                f"`precision=` where none of its arrays decides"
+            )
         return Instance(self, binding)
 
     def _follows_from_arguments(self) -> bool:

@@ -186,13 +186,14 @@ def kernels_of(module: ModuleType) -> list[Kernel]:
 
 
 def precisions_of(kernel: Kernel) -> tuple[str, ...]:
-    """Return the precisions that make a difference to a kernel: all, or float32 alone.
+    """Return the precisions that make a difference to a kernel: all that it is there in, or float32 alone.
 
     They do where the kernel's slice uses ``floatX``, or where a template parameter is a type.
     """
     is_open = any(parameter.kind == "type" for parameter in kernel.template)
     text = _TYPEDEF.sub("", slice_text(kernel.source.text, kernel.selector))
-    return tuple(PRECISIONS) if is_open or re.search(r"\bfloatX\b", text) else ("float32",)
+    is_open = is_open or len(kernel.precisions) < len(PRECISIONS) or re.search(r"\bfloatX\b", text) is not None
+    return kernel.precisions if is_open else ("float32",)
 
 
 def slice_text(text: str, selector: str) -> str:

@@ -85,7 +85,7 @@ def on_device(number, count):
 
 
 def test_arrays_of_two_devices_are_refused(built):
-    with pytest.raises(TypeError, match="scaled: `out` is on cuda:0 and `w` is on cuda:1; .* one device"):
+    with pytest.raises(TypeError, match=r"scaled: `out` is on cuda:0 and `w` is on cuda:1; .* one device"):
         built["scaled_columns"].scaled(on_device(0, 6), on_device(0, 6), on_device(1, 3), 2, 3)
 
 
@@ -98,7 +98,7 @@ def test_an_array_on_the_cpu_among_those_of_a_device_is_refused(built):
 def test_a_layer_whose_parameters_are_elsewhere_is_refused(built):
     layer = built["layers"].Affine(3)
     layer(np.ones((2, 3), np.float32))
-    with pytest.raises(TypeError, match="Affine: the parameters are float32 on the CPU, the input is .* on cuda:1"):
+    with pytest.raises(TypeError, match=r"Affine: the parameters are float32 on the CPU, the input is .* on cuda:1"):
         layer(on_device(1, 6).reshape(2, 3))
 
 

@@ -30,6 +30,7 @@ widen = Kernel(
         Param("x", "const floatX*", intent="in"),
     ],
     origin="input.cu:17",
+    precisions=("float16", "bfloat16"),
 )
 
 branched = Kernel(
@@ -40,6 +41,7 @@ branched = Kernel(
         Param("by", "float"),
     ],
     origin="input.cu:23",
+    precisions=("float32", "float16"),
 )
 
 
