@@ -1000,9 +1000,8 @@ def layernorm_backward(
     plan.check_extent(weight, C, "C")
     plan.check_extent(mean, B * T, "B * T")
     plan.check_extent(rstd, B * T, "B * T")
-    if kernel_num == 1:
-        if plan.precision == "float32":
-            plan.call(layernorm_backward1, dinp, dweight, dbias, dout, inp, weight, mean, rstd, B, T, C, block_size)
+    if kernel_num == 1 and plan.precision == "float32":
+        plan.call(layernorm_backward1, dinp, dweight, dbias, dout, inp, weight, mean, rstd, B, T, C, block_size)
     elif kernel_num == 2:
         plan.call(layernorm_backward2, dinp, dweight, dbias, dout, inp, weight, mean, rstd, B, T, C, block_size)
     elif kernel_num == 3:
