@@ -8,6 +8,7 @@ from dataclasses import replace
 from llmc2py.frontend.declarations import declared, read_parameters, read_type
 from llmc2py.frontend.hostexpressions import ExpressionReader, callee
 from llmc2py.frontend.items import branch_condition
+from llmc2py.frontend.statuschecks import without_checks
 from llmc2py.frontend.syntax import Node, SyntaxTree, child, named, parse, walk
 from llmc2py.ir import expressions as ex
 from llmc2py.ir import statements as ir
@@ -30,7 +31,7 @@ class StatementReader:
         nodes = named(node) if node.type in ("compound_statement", "else_clause") else [node]
         if node.type == "else_clause" and len(nodes) == 1:
             return self.read_body(nodes[0])
-        return tuple(statement for item in nodes for statement in self.read(item))
+        return without_checks(tuple(statement for item in nodes for statement in self.read(item)))
 
     def read(self, node: Node) -> ir.Body:
         """Return what one node stands for: nothing, one statement, or several."""
@@ -175,6 +176,14 @@ class StatementReader:
                 self.tree.span(node), self._condition(child(node, "condition")), self.read_body(child(node, "body"))
             ),
         )
+
+    # do { … } while (0): how macros of several statements are written
+    def _do_statement(self, node: Node) -> ir.Body:
+        body = self.read_body(child(node, "body"))
+        is_once = self.tree.text(child(node, "condition")).strip("() ") in ("0", "false")
+        if not is_once or any(isinstance(one, (ir.Break, ir.Continue)) for one in ir.walk(body)):
+            return (ir.Unsupported(self.tree.span(node), self.tree.text(node), "do statement is not supported"),)
+        return (ir.Block(self.tree.span(node), body),) if any(isinstance(one, ir.Declare) for one in body) else body
 
     def _switch_statement(self, node: Node) -> ir.Body:
         subject = self._condition(child(node, "condition"))
