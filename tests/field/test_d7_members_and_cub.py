@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from llmc2py.runtime.errors import CompileError
+
 SOURCE = """\
 typedef struct { int heads; int width; } Shape;
 typedef struct { float* q; float* k; } State;
@@ -39,6 +41,36 @@ void add(float* a, float* b, int n) { add_kernel<<<blocks_of(n, threads), thread
 void route(float* low, float* high, const float* x, const float* y, int n) {
     route_kernel<<<1, 2 * n>>>(low, high, x, y, n);
 }
+"""
+REDUCTIONS = """\
+#include <cub/cub.cuh>
+const int threads = 96;
+__global__ void norm_kernel(float* out, float* x, float* weight, int n) {
+    float sum = 0.0f;
+    for (int i = threadIdx.x; i < n; i += threads) sum += x[i] * x[i];
+    using BlockReduce = cub::BlockReduce<float, threads>;
+    __shared__ typename BlockReduce::TempStorage temp;
+    __shared__ float shared;
+    sum = BlockReduce(temp).Sum(sum);
+    if (threadIdx.x == 0) shared = 1.0f / sqrtf(sum / n + 1e-5f);
+    __syncthreads();
+    for (int i = threadIdx.x; i < n; i += threads) out[i] = weight[i] * shared * x[i];
+}
+struct Larger { __device__ float operator()(float a, float b) const { return fmaxf(a, b); } };
+__global__ void largest_kernel(float* out, const float* x, int n) {
+    using BlockReduce = cub::BlockReduce<float, 32>;
+    __shared__ BlockReduce::TempStorage temp;
+    float most = BlockReduce(temp).Reduce((int)threadIdx.x < n ? x[threadIdx.x] : 0.0f, Larger(), n);
+    if (threadIdx.x == 0) out[0] = most;
+}
+__global__ void sort_kernel(int* out) {
+    using BlockRadixSort = cub::BlockRadixSort<int, 32, 1>;
+    __shared__ BlockRadixSort::TempStorage temp;
+    int keys[1] = {out[threadIdx.x]};
+    BlockRadixSort(temp).Sort(keys);
+    out[threadIdx.x] = keys[0];
+}
+void norm(float* out, float* x, float* weight, int n) { norm_kernel<<<1, threads>>>(out, x, weight, n); }
 """
 
 
@@ -98,3 +130,27 @@ def test_a_pointer_that_is_one_of_several_counts_for_each(module, xp):
     module.route(low, backing[::2], x, y, 4)
     xp.testing.assert_array_equal(low, 2 * x)
     xp.testing.assert_array_equal(backing, xp.asarray([8, -1, 10, -1, 12, -1, 14, -1], dtype="f4"))
+
+
+@pytest.mark.parametrize("n", [1, 95, 1000])
+def test_reductions_of_a_block_by_cub(case, xp, n):
+    module = case({"norm.cu": REDUCTIONS})["norm"]
+    random = np.random.default_rng(n)
+    x, weight = random.normal(size=n).astype("f4"), random.normal(size=n).astype("f4")
+    out = xp.full(n, np.nan, "f4")
+    module.norm(out, xp.asarray(x), xp.asarray(weight), n)
+    xp.testing.assert_allclose(out, weight * x / np.sqrt((x.astype("f8") ** 2).mean() + 1e-5), rtol=1e-5)
+
+
+@pytest.mark.parametrize("n", [1, 7, 32])
+def test_a_reduction_of_some_threads_leaves_out_the_others(case, xp, n):
+    module = case({"norm.cu": REDUCTIONS})["norm"]
+    x, out = -1 - xp.arange(n, dtype="f4")[::-1], xp.full(1, np.nan, "f4")
+    module.largest_kernel[1, 32](out, x, n)
+    assert float(out[0]) == -1.0
+
+
+def test_what_the_cpu_has_not_of_cub_is_named(case):
+    module = case({"norm.cu": REDUCTIONS})["norm"]
+    with pytest.raises(CompileError, match=r"sort_kernel .*\nnorm\.cu:22:\d+: error: .*BlockRadixSort"):
+        module.sort_kernel[1, 32](np.zeros(32, "i4"))
