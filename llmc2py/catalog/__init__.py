@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 import tomllib
 from importlib import resources
 from typing import Any
@@ -64,12 +65,12 @@ def parse_entry(text: str, file: str) -> CatalogEntry:
         )
         raise UsageError(f"{file}: the catalogue entry {' and '.join(said)}")
     try:
-        return _entry(table, file)
+        return _entry(table, file, _recipe_lines(text))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UsageError(f"{file}: the catalogue entry is malformed: {error!r}") from error
 
 
-def _entry(table: dict[str, Any], file: str) -> CatalogEntry:
+def _entry(table: dict[str, Any], file: str, lines: dict[str, int]) -> CatalogEntry:
     reference = table["reference"]
     return CatalogEntry(
         file=file,
@@ -84,8 +85,8 @@ def _entry(table: dict[str, Any], file: str) -> CatalogEntry:
         inputs=_arrays(table["inputs"]),
         parameters=_arrays(table.get("parameters", {})),
         outputs=_arrays(table["outputs"]),
-        forward=_pass(table["forward"]),
-        backward=_pass(table.get("backward", {"recipe": ""})),
+        forward=_pass(table["forward"], lines.get("forward", 1)),
+        backward=_pass(table.get("backward", {"recipe": ""}), lines.get("backward", 1)),
         extents={
             name: {key: _alternatives(value) for key, value in extents.items()}
             for name, extents in table.get("extents", {}).items()
@@ -127,6 +128,21 @@ def _arrays(table: dict[str, Any]) -> tuple[ArraySpec, ...]:
     return tuple(found)
 
 
-def _pass(table: dict[str, Any]) -> PassEntry:
+def _recipe_lines(text: str) -> dict[str, int]:
+    """Return the line that the recipe of each pass begins in, where it is written as a key of the pass's table."""
+    found: dict[str, int] = {}
+    table = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[(\w+)\]", line):
+            table = header[1]
+        elif key := re.match(r"\s*recipe\s*=\s*(?P<quotes>\"{3}|'{3}|)(?P<rest>.*)", line):
+            is_below = key["quotes"] and not key["rest"].strip()
+            found[table] = number + 1 if is_below else number
+    return found
+
+
+def _pass(table: dict[str, Any], line: int) -> PassEntry:
     gradients = tuple((str(key), str(value)) for key, value in table.get("gradients", {}).items())
-    return PassEntry(str(table["recipe"]).strip(), tuple(map(str, table.get("saves", ()))), gradients)
+    recipe = str(table["recipe"])
+    blank = recipe[: len(recipe) - len(recipe.lstrip())].count("\n")
+    return PassEntry(recipe.strip(), tuple(map(str, table.get("saves", ()))), gradients, line + blank)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from llmc2py.ir.plans import ArraySpec, CReferenceCall, VariantCall
 
 
 @dataclass(frozen=True)
 class PassEntry:
-    """The forward or backward pass of an entry: its recipe, and what it saves or which gradients it gives."""
+    """The forward or backward pass of an entry: its recipe, and what it saves or which gradients it gives.
+
+    ``line`` is the line of the entry's file that the recipe begins in.
+    """
 
     recipe: str
     saves: tuple[str, ...] = ()
     gradients: tuple[tuple[str, str], ...] = ()
+    line: int = field(default=1, compare=False, repr=False)
 
 
 @dataclass(frozen=True)

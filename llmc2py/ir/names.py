@@ -13,10 +13,17 @@ RUNTIME_NAMES = frozenset(
         "LtMatrixLayout", *(call.function for call in PRODUCT_CALLS.values()),
     }
 )  # fmt: skip
+#: Functions and dtypes of the runtime that a layer's passes use under these names.
+OP_NAMES = frozenset(
+    {
+        "accumulator", "as_float32", "bfloat16", "boolean", "cast", "contiguous", "copy", "device_of", "empty",
+        "empty_like", "float16", "float32", "int32", "rows", "take", "take_like", "vector", "zeros", "zeros_like",
+    }
+)  # fmt: skip
 _LOCAL = RUNTIME_NAMES | {"plan", "min", "max", "range"}
 _GLOBAL = _LOCAL | {
-    "Any", "Array", "Context", "Function", "Kernel", "KernelSource", "Param", "Plan", "Pointer", "SOURCE",
-    "TemplateParam", "Tensor", "bool", "float", "int",
+    "Any", "Array", "Context", "DTYPES", "Function", "Kernel", "KernelSource", "Launcher", "Param", "Plan", "Pointer",
+    "SOURCE", "TemplateParam", "Tensor", "bool", "float", "int", "replacements",
 }  # fmt: skip
 
 

@@ -23,7 +23,8 @@ def lower_entry(entry: CatalogEntry, callables: Mapping[str, Callable], precisio
 
     first = entry.inputs[0].name
     known = names | letters | {"N"}
-    forward = RecipeLowering(entry.file, callables, first, frozenset(names), indices).lower(entry.forward.recipe, known)
+    lowering = RecipeLowering(entry.file, callables, first, frozenset(names), indices)
+    forward = lowering.lower(entry.forward.recipe, known, entry.forward.line)
     _check_known(entry, known, [one.name for one in entry.outputs], "forward computes no")
     _check_known(entry, known, list(entry.forward.saves), "forward has no")
 
@@ -31,7 +32,7 @@ def lower_entry(entry: CatalogEntry, callables: Mapping[str, Callable], precisio
     known = {*entry.forward.saves, *incoming, *letters, "N"}
     protected = frozenset(known)
     lowering = RecipeLowering(entry.file, callables, incoming[0], protected, indices)
-    backward = lowering.lower(entry.backward.recipe, known)
+    backward = lowering.lower(entry.backward.recipe, known, entry.backward.line)
     gradients = dict(entry.backward.gradients)
     _check_known(entry, known, list(gradients.values()), "backward computes no")
     if gradients and set(gradients) != names:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from llmc2py.diagnostics import Diagnostic, Severity, SourceError, SourceSpan
 from llmc2py.ir.catalog import CatalogEntry, Replacement
 from llmc2py.ir.library import Kernel, Launcher, Library, Parameter, SourceFile
-from llmc2py.ir.names import is_reserved
+from llmc2py.ir.names import OP_NAMES, is_reserved
 from llmc2py.ir.plans import LaunchPlan, ModulePlan, NotLowered, OpPlan, PackagePlan, ReplacedLauncher
 from llmc2py.ir.types import FLOATING_TYPES, INTEGER_TYPES
 from llmc2py.lower.effects import LauncherEffects
@@ -85,6 +85,7 @@ class _PackageLowering:
     # --- kernels and launchers of each file
 
     def _take_kernels(self) -> None:
+        beside_ops = {place for entry in self.entries for place in (entry.source, *self._listed(entry).values())}
         for file in self.library.files:
             taken = {launcher.name for launcher in file.launchers}
             taken |= {entry.name for entry in self.entries if entry.source == file.path}
@@ -99,6 +100,7 @@ class _PackageLowering:
                 self.kernels[file.path, kernel.name] = kernel
                 # A kernel may share its name with a launcher or op; Python has one namespace for all.
                 is_taken = kernel.name in taken or is_reserved(kernel.name)
+                is_taken |= file.path in beside_ops and kernel.name in OP_NAMES
                 self.symbols[file.path, kernel.name] = f"{kernel.name}_kernel" if is_taken else kernel.name
 
     def _lower_launchers(self, file: SourceFile) -> None:
@@ -197,7 +199,12 @@ class _PackageLowering:
             if entry.name in entry.launchers:
                 message = f"{entry.name} is a launcher of {entry.source} too: give the op another name"
                 raise SourceError(SourceSpan(entry.file, 1), message)
-            callables = {name: self._callable(entry, file, name) for name, file in self._listed(entry).items()}
+            listed = self._listed(entry)
+            for name in (entry.name, *(name for name, file in listed.items() if (file, name) in self.plans)):
+                if name in OP_NAMES or is_reserved(name):
+                    message = f"{entry.name}: generated modules use the name {name} themselves: give it another"
+                    raise SourceError(SourceSpan(entry.file, 1), message)
+            callables = {name: self._callable(entry, file, name) for name, file in listed.items()}
             return lower_entry(entry, callables, self._precisions(entry))
         except SourceError as error:
             diagnostic = error.diagnostic

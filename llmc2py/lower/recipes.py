@@ -54,18 +54,22 @@ class RecipeLowering:
         self.indices = indices
         self.names: set[str] = set()
         self.quanta: dict[str, dict[str, int]] = {}
+        self.symbols = {one.symbol for one in callables.values()}
+        self.line = 1
 
-    def lower(self, text: str, known: set[str]) -> Recipe:
+    def lower(self, text: str, known: set[str], line: int = 1) -> Recipe:
         """Return the lines of a recipe; ``known`` holds the names that it starts with and is added to.
 
-        Raises SourceError at the line of the recipe that is wrong.
+        ``line`` is the one of the file that the recipe begins in. Raises SourceError at the place that is wrong.
         """
+        self.line = line
         try:
             tree = ast.parse(text)
         except SyntaxError as error:
-            raise SourceError(
-                SourceSpan(self.file, 1), f"recipe: {error.msg}: {(error.text or '').strip()!r}"
-            ) from error
+            place = SourceSpan(self.file, line + (error.lineno or 1) - 1, error.offset or 1)
+            raise SourceError(place, f"recipe: {error.msg}: {(error.text or '').strip()!r}") from error
+        if shadowed := sorted(known & self.symbols):
+            raise SourceError(SourceSpan(self.file, line), f"recipe: {_both(shadowed[0])}")
         lines = self._block(tree.body, known)
         return Recipe(tuple(lines), frozenset(self.names), self.quanta)
 
@@ -75,6 +79,8 @@ class RecipeLowering:
     def _statement(self, statement: ast.stmt, known: set[str]) -> list[str]:
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                if name in self.symbols:
+                    raise self._error(statement, _both(name))
                 text = self._expression(value, known)
                 known.add(name)
                 return [f"{name} = {text}"]
@@ -151,8 +157,12 @@ class RecipeLowering:
         return ast.unparse(_Expressions(self, known).visit(node))
 
     def _error(self, node: ast.AST, message: str) -> SourceError:
-        line = getattr(node, "lineno", 1)
-        return SourceError(SourceSpan(self.file, line), f"recipe line {line}: {message}")
+        line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1
+        return SourceError(SourceSpan(self.file, self.line + line - 1, column), f"recipe: {message}")
+
+
+def _both(name: str) -> str:
+    return f"{name} is an array here and a kernel or launcher of the source: give the array another name"
 
 
 class _Expressions(ast.NodeTransformer):
@@ -166,7 +176,9 @@ class _Expressions(ast.NodeTransformer):
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         arguments = [self.visit(argument) for argument in node.args]
         place = ast.Name(self.recipe.first)
-        if name == "accumulator" and len(arguments) == 1 and ast.unparse(arguments[0]) in self.recipe.indices:
+        if name == "accumulator":
+            if len(arguments) != 1 or ast.unparse(arguments[0]) not in self.recipe.indices:
+                raise self.recipe._error(node, f"{ast.unparse(node)}: an input of the op is added to")
             index = ast.Constant(self.recipe.indices[ast.unparse(arguments[0])])
             arguments = [ast.Name("ctx"), index, arguments[0]]
         elif name in _PLACED:
