@@ -159,6 +159,7 @@ def _kernel(module: ModulePlan, kernel: Kernel) -> dict[str, Any]:
         "template": [_template_param(one) for one in kernel.template],
         "origin": kernel.span.origin,
         "precisions": _precisions(kernel),
+        "is_cooperative": kernel.slice is not None and kernel.slice.is_cooperative,
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from llmc2py.frontend.cooperative import COOPERATIVE_LAUNCH
 from llmc2py.frontend.declarations import declared, read_parameters, read_type
 from llmc2py.frontend.hostexpressions import ExpressionReader, callee
 from llmc2py.frontend.items import branch_condition
@@ -177,13 +178,14 @@ class StatementReader:
             ),
         )
 
-    # do { … } while (0): how macros of several statements are written
+    # do { … } while (c): a loop that ends unless c; while (0): how macros of several statements are written
     def _do_statement(self, node: Node) -> ir.Body:
-        body = self.read_body(child(node, "body"))
+        span, body = self.tree.span(node), self.read_body(child(node, "body"))
         is_once = self.tree.text(child(node, "condition")).strip("() ") in ("0", "false")
-        if not is_once or any(isinstance(one, (ir.Break, ir.Continue)) for one in ir.walk(body)):
-            return (ir.Unsupported(self.tree.span(node), self.tree.text(node), "do statement is not supported"),)
-        return (ir.Block(self.tree.span(node), body),) if any(isinstance(one, ir.Declare) for one in body) else body
+        if is_once and not any(isinstance(one, (ir.Break, ir.Continue)) for one in ir.walk(body)):
+            return (ir.Block(span, body),)
+        over = ex.Unary(span, "!", self._condition(child(node, "condition")))
+        return (ir.For(span, (), None, (ir.If(span, over, (ir.Break(span),), ()),), body),)
 
     def _switch_statement(self, node: Node) -> ir.Body:
         subject = self._condition(child(node, "condition"))
@@ -261,6 +263,12 @@ def launch_of(node: Node) -> Node | None:
 
 def launch_sites(tree: SyntaxTree, node: Node) -> int:
     """Count the launches in a function."""
-    if b"<<" not in tree.source[node.start_byte : node.end_byte]:
-        return 0
-    return sum(item.type == "kernel_call_syntax" for item in walk(node))
+    text = tree.source[node.start_byte : node.end_byte]
+    count = sum(item.type == "kernel_call_syntax" for item in walk(node)) if b"<<" in text else 0
+    if COOPERATIVE_LAUNCH.encode() in text:
+        count += sum(_is_cooperative(tree, item) for item in walk(node))
+    return count
+
+
+def _is_cooperative(tree: SyntaxTree, node: Node) -> bool:
+    return node.type == "call_expression" and tree.text(child(node, "function")) == COOPERATIVE_LAUNCH

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from llmc2py.diagnostics import Diagnostic, Severity, SourceSpan, UsageError
+from llmc2py.frontend.cooperative import with_launches
 from llmc2py.frontend.creference import parse_references
 from llmc2py.frontend.declarations import FunctionHeader, read_header, read_template
 from llmc2py.frontend.hostcode import StatementReader, launch_sites
@@ -264,6 +265,7 @@ class UnitReader:
                 template = read_template(self.tree, declaration.template) if declaration.template is not None else ()
                 parameters = tuple(replace(one, type=self.scope.resolve(one.type)) for one in header.parameters)
                 body = self.statements.read_body(node.child_by_field_name("body")) if name in wanted else ()
+                body = with_launches(body)
                 found.setdefault(name, []).append(
                     Launcher(
                         name, self.tree.span(declaration.node), parameters, template, declaration.conditions, body,

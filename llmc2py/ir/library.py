@@ -77,6 +77,11 @@ class Slice:
     headers: tuple[str, ...]
     uses_precision: bool
 
+    @property
+    def is_cooperative(self) -> bool:
+        """Whether the kernel waits for the whole grid, so that all of its blocks have to run at once."""
+        return any(item.uses & {"this_grid", "grid_group"} for item in self.items)
+
 
 @dataclass(frozen=True)
 class Kernel:

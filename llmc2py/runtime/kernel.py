@@ -43,7 +43,9 @@ class Instance:
         """What a backend is asked to compile."""
         kernel, binding = self.kernel, self.binding
         parameters = tuple(binding.ctype(param.ctype) for param in kernel.params)
-        return KernelRequest(kernel.source, self.name, kernel.selector, binding.precision, parameters)
+        return KernelRequest(
+            kernel.source, self.name, kernel.selector, binding.precision, parameters, kernel.cooperative
+        )
 
     def compiled(self, place: Place) -> CompiledKernel:
         """Return this instance compiled and loaded on a device. Raises CompileError."""
@@ -58,7 +60,7 @@ class Kernel:
     from the arrays' dtypes; other template arguments are given as ``kernel[numpy.float32, 8][grid, block]`` or by
     ``instantiate``. ``wide_indices`` says that the kernel's indices have 64 bits; without it, it is taken to have them
     where it takes a 64-bit integer, and arrays of 2^31 elements are refused otherwise. The source has the kernel in
-    ``precisions``.
+    ``precisions``; a ``cooperative`` one waits for its whole grid, so that all blocks must fit on the device at once.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Kernel:
         selector: str | None = None,
         wide_indices: bool | None = None,
         precisions: Sequence[str] = tuple(PRECISIONS),
+        cooperative: bool = False,
     ) -> None:
         self.source = source
         self.name = name
@@ -79,6 +82,7 @@ class Kernel:
         self.origin = origin
         self.template = tuple(template)
         self.precisions = tuple(precisions)
+        self.cooperative = cooperative
         self.selector = selector or f"SLICE_{name}"
         has_wide_integer = any(not p.is_pointer and p.base in _WIDE_INTEGERS for p in self.params)
         self.wide_indices = has_wide_integer if wide_indices is None else wide_indices

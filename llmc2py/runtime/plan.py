@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -198,6 +199,8 @@ class Plan:
         self._check_configuration(kernel, grid3, block3, shared_bytes)
         instance, passed = self._bind_arguments(kernel, args, template)
         if 0 not in grid3:
+            if kernel.cooperative:
+                self._check_cooperative(instance, grid3, block3, shared_bytes)
             launch = Launch(kernel.name, instance.binding.template, grid3, block3, shared_bytes, passed, instance)
             self.operations.append(launch)
 
@@ -386,6 +389,17 @@ class Plan:
             )
         if shared < 0:
             raise LaunchError(f"{kernel.name}: {shared} bytes of shared memory are asked for")
+
+    def _check_cooperative(self, instance: Instance, grid: Dim3, block: Dim3, shared: int) -> None:
+        blocks = math.prod(grid)
+        per_processor = instance.compiled(self.place).max_active_blocks(math.prod(block), shared)
+        most = per_processor * self.device.multiProcessorCount
+        if blocks > most:
+            raise LaunchError(
+                f"{instance.name}: a kernel that waits for its whole grid needs all {blocks} blocks at once, and "
+                f"{self.device.name} runs at most {most} of {math.prod(block)} threads ({per_processor} on each of "
+                f"{self.device.multiProcessorCount} multiprocessors)"
+            )
 
     def _compiled(self, kernel: Kernel, template: Sequence[Any]) -> CompiledKernel:
         given = [self.binding.types.get(item, item) if isinstance(item, str) else item for item in template]

@@ -33,7 +33,7 @@ class KernelRequest:
 
     ``name`` is a C++ name expression (``gelu_forward_kernel2``, ``copy_kernel<float, 8>``); ``selector`` the macro that
     selects its slice; ``precision`` one of ``runtime.dtypes.PRECISION_MACROS``; ``parameters`` the canonical C types of
-    its parameters, pointers with a trailing ``*``.
+    its parameters, pointers with a trailing ``*``; ``cooperative`` says that all blocks of a launch run at once.
     """
 
     source: KernelSource
@@ -41,3 +41,4 @@ class KernelRequest:
     selector: str
     precision: str
     parameters: tuple[str, ...]
+    cooperative: bool = False

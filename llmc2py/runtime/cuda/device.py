@@ -140,6 +140,11 @@ def architecture_for(major: int, minor: int, known: tuple[str, ...], device: str
     )
 
 
+def _launch_cooperatively(driver: Any, *arguments: Any) -> None:
+    """Launch as ``launchKernel``, whose last argument (for arguments in a buffer) cooperative launches have not."""
+    driver.launchCooperativeKernel(*arguments[:-1])
+
+
 # The text is part of the key: a source that was regenerated and loaded again has its old path.
 _Key = tuple[KernelRequest, str, int]
 _kernels: dict[_Key, CudaKernel] = {}
@@ -178,7 +183,8 @@ def _load(request: KernelRequest, device: int) -> CudaKernel:
         module = cuda.cupy.cuda.Module()
         try:
             module.load(compiled.cubin)
-            return CudaKernel(request.name, device, module, module.get_function(compiled.lowered_name), cuda)
+            function = module.get_function(compiled.lowered_name)
+            return CudaKernel(request.name, device, module, function, cuda, cooperative=request.cooperative)
         except cuda.driver.CUDADriverError as error:
             if error.status in _EARLIER_FAILURES:
                 raise RuntimeError(
@@ -196,14 +202,18 @@ def _load(request: KernelRequest, device: int) -> CudaKernel:
 class CudaKernel:
     """One kernel instantiation, loaded on one device; fulfils ``runtime.backends.CompiledKernel``."""
 
-    def __init__(self, name: str, device: int, module: Any, function: Any, cuda: _Cuda) -> None:
+    def __init__(
+        self, name: str, device: int, module: Any, function: Any, cuda: _Cuda, *, cooperative: bool = False
+    ) -> None:
         self.name = name
         self.device = device
         self._cuda = cuda
         # The module is unloaded when it is garbage: it has to live as long as the pointer into it.
         self._module = module
         self._pointer: int = function.ptr
-        self._launch = cuda.driver.launchKernel
+        self._launch = (
+            functools.partial(_launch_cooperatively, cuda.driver) if cooperative else cuda.driver.launchKernel
+        )
         driver = cuda.driver
         read = driver.funcGetAttribute
         self.max_threads_per_block: int = read(driver.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, self._pointer)
