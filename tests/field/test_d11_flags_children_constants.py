@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
+
+from llmc2py.runtime import host
 
 SCAN = """\
 __global__ void scan_kernel(float* out, const float* x, float* sums, int* flags, int* counter, int n) {
@@ -111,3 +114,13 @@ def test_constant_memory_that_only_host_code_fills_is_refused_not_taken_for_noug
     x, out = xp.arange(100, dtype="f4"), xp.zeros(100, "f4")
     module.run_fixed(out, x, 100)
     xp.testing.assert_array_equal(out[:98], x[:98] + 2 * x[1:99] + 3 * x[2:])
+
+
+def test_the_checker_finds_a_total_that_is_read_without_a_barrier(case):
+    head = "    if (t == 0) {\n        before"
+    assert SCAN.count(f"    __syncthreads();\n{head}") == 1
+    module = case({"scan.cu": SCAN.replace(f"    __syncthreads();\n{head}", f"\n{head}")})["scan"]
+    arrays = [np.zeros(200, "f4"), np.ones(200, "f4"), np.zeros(4, "f4"), np.zeros(4, "i4"), np.zeros(1, "i4")]
+    said = r"scan\.cu:14: race: kernel scan_kernel: write of byte 252 .* shared memory s .*read at scan\.cu:23 by"
+    with pytest.raises(host.CheckError, match=said), host.checking():
+        module.scan(*arrays, 200)
