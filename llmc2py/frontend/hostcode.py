@@ -183,7 +183,7 @@ class StatementReader:
         span, body = self.tree.span(node), self.read_body(child(node, "body"))
         is_once = self.tree.text(child(node, "condition")).strip("() ") in ("0", "false")
         if is_once and not any(isinstance(one, (ir.Break, ir.Continue)) for one in ir.walk(body)):
-            return (ir.Block(span, body),)
+            return (ir.Block(span, body),) if any(isinstance(one, ir.Declare) for one in body) else body
         over = ex.Unary(span, "!", self._condition(child(node, "condition")))
         return (ir.For(span, (), None, (ir.If(span, over, (ir.Break(span),), ()),), body),)
 

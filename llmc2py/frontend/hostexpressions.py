@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
 from llmc2py.frontend.declarations import read_descriptor, type_name
@@ -60,6 +61,17 @@ class ExpressionReader:
 
     def _string_literal(self, node: Node) -> ir.Expression:
         return ir.String(self.tree.span(node), self.tree.text(node)[1:-1])
+
+    # 'a', '\n', '\x41'
+    def _char_literal(self, node: Node) -> ir.Expression:
+        span, text = self.tree.span(node), self.tree.text(node)
+        try:
+            value = ast.literal_eval(f"b{text}")
+        except (SyntaxError, ValueError):
+            value = b""
+        if len(value) != 1 or not text.startswith("'"):
+            return ir.Unreadable(span, text, "is no character that can be read")
+        return ir.Number(span, value[0] - 256 * (value[0] > 127), CType("char"))
 
     # "a" "b"
     def _concatenated_string(self, node: Node) -> ir.Expression:

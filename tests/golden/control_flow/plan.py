@@ -12,6 +12,7 @@ __all__ = [
     "changed_bound",
     "chosen",
     "chosen_or_nothing",
+    "do_while",
     "k",
     "k2",
     "loops",
@@ -282,3 +283,19 @@ def returned(plan: Plan, out: Pointer, n: int) -> None:
         return
     plan.call(branches, out, n, True)
     return
+
+
+@launcher(
+    [
+        Param("out", "float*", intent="out"),
+        Param("n", "int"),
+    ],
+    origin="input.cu:74",
+)
+def do_while(plan: Plan, out: Pointer, n: int) -> None:
+    """Launch `k<<<1, 1>>>`."""
+    while True:
+        plan.launch(k, 1, 1, 0, out, n)
+        n = n - 1
+        if not n > 0:
+            break
