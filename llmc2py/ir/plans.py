@@ -157,9 +157,9 @@ class ModulePlan:
 
     @property
     def origin(self) -> str:
-        """The place of the first launcher, or of the first kernel where there is no launcher."""
-        first = self.launchers[0].launcher if self.launchers else self.kernels[0]
-        return first.span.origin
+        """The place of the first launcher, else of the first kernel, else of the first launcher that is replaced."""
+        items = [*(plan.launcher for plan in self.launchers), *self.kernels, *(one.launcher for one in self.replaced)]
+        return items[0].span.origin
 
 
 @dataclass(frozen=True)
