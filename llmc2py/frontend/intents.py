@@ -116,7 +116,7 @@ class IntentAnalysis:
             known = function.roots.get(name, ())
             if known or roots:
                 function.roots[name] = tuple(dict.fromkeys((*known, *roots)))
-        source = self._load_root(function, value) if name not in function.parameters else None
+        source = self._load_root(function, value) if name not in function.parameters and not roots else None
         if source is not None and (ctype is None or not ctype.is_pointer):
             function.loaded.setdefault(name, source)
 

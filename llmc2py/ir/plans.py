@@ -158,8 +158,10 @@ class ModulePlan:
     @property
     def origin(self) -> str:
         """The place of the first launcher, else of the first kernel, else of the first launcher that is replaced."""
-        items = [*(plan.launcher for plan in self.launchers), *self.kernels, *(one.launcher for one in self.replaced)]
-        return items[0].span.origin
+        spans = [plan.launcher.span for plan in self.launchers]
+        spans += [kernel.span for kernel in self.kernels]
+        spans += [one.launcher.span for one in self.replaced]
+        return spans[0].origin
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,145 @@
+"""What a kernel's slice holds: all that it reaches, nothing else, in the order of the source."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+
+import pytest
+
+from llmc2py.frontend.reader import read_tree
+from llmc2py.ir.library import Library
+
+SOURCE = """\
+struct Inner { float x; };
+struct Outer { Inner inner; };
+template <typename T> struct Box { T value; };
+typedef Box<float> fbox;
+constexpr int A = 2, B = A + 1;
+enum Kind { PLAIN, OTHER };
+__device__ float helper(float x);
+__device__ float deep(float x) { return helper(x) + B; }
+__device__ float helper(float x) { return x * A; }
+__device__ float even(int n);
+__device__ float odd(int n) { return n ? even(n - 1) : 0; }
+__device__ float even(int n) { return n ? odd(n - 1) : 1; }
+__global__ void alone(float* o) { o[0] = 1; }
+__global__ void chained(float* o) { o[0] = deep(o[0]); }
+__global__ void structured(float* o) { Outer outer; outer.inner.x = 1; fbox box; o[0] = outer.inner.x + box.value; }
+__global__ void mutual(float* o) { o[0] = even(3); }
+__global__ void named(float* o) { o[0] = OTHER; }
+__global__ void launches_alone(float* o) { float alone = 2; o[0] = alone; }
+float host_only(float x) { return deep(x); }
+"""
+
+
+@pytest.fixture
+def read(tmp_path: pathlib.Path) -> Callable[[str], Library]:
+    """Return a function that reads one file of CUDA."""
+
+    def library(text: str) -> Library:
+        (tmp_path / "k.cu").write_text(text)
+        return read_tree(tmp_path)
+
+    return library
+
+
+def names(library: Library, kernel: str) -> list[str]:
+    """Return what the items of a kernel's slice define, in order."""
+    (found,) = [one for one in library.kernels if one.name == kernel]
+    assert found.slice is not None
+    return [name for item in found.slice.items for name in sorted(item.defines)]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "expected"),
+    [
+        ("alone", ["alone"]),
+        ("chained", ["A", "B", "helper", "deep", "helper", "chained"]),
+        ("structured", ["Inner", "Outer", "Box", "fbox", "structured"]),
+        ("mutual", ["even", "odd", "even", "mutual"]),
+        ("launches_alone", ["launches_alone"]),
+    ],
+)
+def test_what_is_reached_comes_along_in_the_sources_order(
+    read: Callable[[str], Library], kernel: str, expected: list[str]
+) -> None:
+    library = read(SOURCE)
+    assert library.diagnostics == ()
+    assert names(library, kernel) == expected
+
+
+def test_an_enumerator_brings_its_enumeration(read: Callable[[str], Library]) -> None:
+    assert names(read(SOURCE), "named")[-1] == "named"
+    assert "OTHER" in names(read(SOURCE), "named")
+    assert "A" not in names(read(SOURCE), "named")
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        ("o[0] = 1;", []),
+        ("o[0] = __half2float(__float2half(1.0f));", ["#include <cuda_fp16.h>"]),
+        ("o[0] = __bfloat162float(__float2bfloat16(1.0f));", ["#include <cuda_bf16.h>"]),
+        (
+            "namespace cg = cooperative_groups; o[0] = cg::this_thread_block().size();",
+            ["#include <cooperative_groups.h>"],
+        ),
+        ("typedef cub::BlockReduce<float, 32> R; o[0] = 1;", ["#include <cub/cub.cuh>"]),
+        ("// half, __nv_bfloat16 and cub::BlockReduce\n o[0] = 1;", []),
+        ("float halfway = 0.5f, half_of_it = halfway; o[0] = half_of_it;", []),
+    ],
+)
+def test_system_headers_follow_from_names(read: Callable[[str], Library], body: str, headers: list[str]) -> None:
+    (kernel,) = read(f"__global__ void k(float* o) {{ {body} }}\n").kernels
+    assert kernel.slice is not None
+    assert list(kernel.slice.headers) == headers
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "float f(float x) { return x; }\n__global__ void k(float* o) { o[0] = f(1); }\n",
+            "k.cu:2:38: error: kernel k calls host function f (defined at k.cu:1); make it __device__ or leave "
+            "the kernel out with --only",
+        ),
+        (
+            "float f(float x) { return x; }\n__device__ float g(float x) {\n    return f(x) + f(2);\n}\n"
+            "__global__ void k(float* o) { o[0] = g(1); }\n",
+            "k.cu:3:12: error: kernel k calls host function f (defined at k.cu:1); make it __device__ or leave "
+            "the kernel out with --only",
+        ),
+        (
+            "__global__ void k(float* o) { cudnnDoes(o); }\n",
+            "k.cu:1:31: error: kernel k calls host function cudnnDoes, which no kernel can; call it between launches "
+            "or leave the kernel out with --only",
+        ),
+    ],
+)
+def test_host_functions_are_named_once_where_they_are_called(
+    read: Callable[[str], Library], text: str, said: str
+) -> None:
+    library = read(text)
+    assert [str(one) for one in library.diagnostics] == [said]
+    assert library.kernels[0].slice is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "float f(float x) { return x; }\n__device__ float f(int x) { return x; }\n",
+        "float f(float x) { return x; }\n__host__ __device__ float f(double x) { return x; }\n",
+        "constexpr float f(float x) { return x; }\n",
+    ],
+)
+def test_a_function_with_a_device_version_is_none_of_the_host(read: Callable[[str], Library], text: str) -> None:
+    library = read(f"{text}__global__ void k(float* o) {{ o[0] = f(1); }}\n")
+    assert library.diagnostics == ()
+    assert names(library, "k") == ["f", "k"]
+
+
+def test_a_variable_with_the_name_of_a_host_function_is_no_call(read: Callable[[str], Library]) -> None:
+    library = read("float rows(float x) { return x; }\n__global__ void k(float* o, int rows) { o[rows] = 1; }\n")
+    assert library.diagnostics == ()
+    assert names(library, "k") == ["k"]
