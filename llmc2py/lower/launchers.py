@@ -10,16 +10,15 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from llmc2py.diagnostics import SourceError, SourceSpan
+from llmc2py.diagnostics import SourceError
 from llmc2py.ir import expressions as ex
 from llmc2py.ir import statements as ir
-from llmc2py.ir.blas import PRODUCT_CALLS
-from llmc2py.ir.conditions import PRECISIONS, holds
 from llmc2py.ir.library import Kernel, Launcher, Parameter, Scope
 from llmc2py.ir.names import RUNTIME_NAMES, python_name
 from llmc2py.ir.plans import HelperPlan, LaunchPlan, NotLowered
 from llmc2py.ir.types import FLOATING_TYPES, INT, INTEGER_TYPES, LAUNCHER, CType, canonical_name
 from llmc2py.lower import control
+from llmc2py.lower.blocks import BlockLowering
 from llmc2py.lower.cublas import is_reference, reference
 from llmc2py.lower.expressions import (
     DIM3,
@@ -31,14 +30,13 @@ from llmc2py.lower.expressions import (
 )
 from llmc2py.lower.hostcalls import HostCallLowering
 from llmc2py.lower.lowered import Lowered, stored
-from llmc2py.lower.refusals import explained, none_of
+from llmc2py.lower.multiples import Multiples
+from llmc2py.lower.reach import launcher_parameters, launches
 from llmc2py.lower.spelling import spelled
 from llmc2py.lower.unused import without_unused
 
 _LONG = CType("long")
 _STREAMS = frozenset({"cudaStream_t", "CUstream"})
-_ZERO = ex.Number(SourceSpan("", 0), 0, INT)
-_ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 #: What a launcher that is called asks its caller for, by its name.
@@ -59,30 +57,22 @@ def lower_launcher(
         return NotLowered(launcher, error.diagnostic.span, error.diagnostic.message)
 
 
-class _LauncherLowering:
+class _LauncherLowering(BlockLowering):
     def __init__(self, launcher: Launcher, scope: Scope, symbols: Mapping[str, str], asked_of: AskedOf) -> None:
-        self.launcher = launcher
-        self.asked_of = asked_of
-        self.scope = scope
-        self.symbols = symbols
         template = frozenset(parameter.name for parameter in launcher.template)
         functions = {name: versions[0] for name, versions in scope.functions.items() if len(versions) == 1}
         values = frozenset(parameter.name for parameter in launcher.template if parameter.kind != "type")
-        self.environment = Environment(scope, template=template, template_values=values, functions=functions)
+        environment = Environment(scope, template=template, template_values=values, functions=functions)
+        super().__init__(launcher, scope, environment)
+        self.symbols = symbols
+        self.asked_of = asked_of
         self.expressions = HostCallLowering(self.environment, self._kernel_symbol, self._helper)
-        self.lines: list[str] = []
-        self.depth = 0
+        self.multiples = Multiples(self.environment.hoisted, self.expressions.text)
         self.kernels: dict[str, None] = {}
         self.calls: dict[str, None] = {}
         self.launches: list[str] = []
-        self.local_functions: dict[str, str] = {}
-        self.known: dict[str, str] = {}
-        self.multiples: dict[str, str] = {}
         self.helpers: dict[str, HelperPlan] = {}
         self.returns_value = False
-        self.in_scope = False
-        #: Names declared under a precision condition: they are known after it, by one name in all branches.
-        self.branch_names: set[str] = set()
 
     def lower(self) -> LaunchPlan:
         if self.launcher.name == "main":
@@ -103,12 +93,12 @@ class _LauncherLowering:
             calls=tuple(self.calls),
             launches=tuple(self.launches),
             helpers=tuple(self.helpers.values()),
-            quanta=self._quanta(),
+            quanta=self.multiples.quanta(),
         )
 
     def _parameter(self, parameter: Parameter) -> Parameter:
         """``template <class F> void run(…, F launch) { launch(…); }``: a parameter that is called is a launcher."""
-        return replace(parameter, type=LAUNCHER) if parameter.name in _launcher_parameters(self.launcher) else parameter
+        return replace(parameter, type=LAUNCHER) if parameter.name in launcher_parameters(self.launcher) else parameter
 
     def _used_names(self, body: Sequence[str]) -> frozenset[str]:
         """Return the names of the runtime that the emitted lines mention."""
@@ -137,7 +127,7 @@ class _LauncherLowering:
         name = f"{function.name}_" if function.name in RUNTIME_NAMES else python_name(function.name)
         if name in self.helpers:
             return self.helpers[name]
-        if any(one.type.is_pointer for one in function.parameters) or _launches(function, self.scope):
+        if any(one.type.is_pointer for one in function.parameters) or launches(function, self.scope):
             return None
         lowering = _LauncherLowering(function, self.scope, self.symbols, self.asked_of)
         lowering.returns_value = True
@@ -154,51 +144,6 @@ class _LauncherLowering:
         )
         return self.helpers[name]
 
-    # --- emitting
-
-    def _bind(self, name: str, ctype: CType, *, is_natural: bool = False) -> str:
-        """Declare a local name. One that shadows another gets a number, since Python has no block scope."""
-        python = python_name(name)
-        taken = {variable.name for variable in self.environment.variables.values()}
-        if (self.depth or self.in_scope) and python in taken and name not in self.branch_names:
-            python = next(f"{python}_{n}" for n in range(2, 100) if f"{python}_{n}" not in taken)
-        self.environment.variables[name] = Variable(python, self.expressions.resolve(ctype), is_natural)
-        return python
-
-    def _emit(self, line: str) -> None:
-        self.lines.append("    " * self.depth + line)
-
-    def _body(self, body: ir.Body) -> None:
-        for statement in body:
-            method: Callable[[ir.Statement], None] = getattr(self, f"_on_{type(statement).__name__.lower()}")
-            method(statement)
-
-    def _block(self, head: str, body: ir.Body) -> None:
-        self._emit(head)
-        before = dict(self.environment.variables)
-        self.depth += 1
-        count = len(self.lines)
-        self._body(body)
-        if len(self.lines) == count:
-            self._emit("pass")
-        self.depth -= 1
-        self._leave(before)
-
-    def _leave(self, before: dict[str, Variable]) -> None:
-        """Forget what a block declared; what it made negative stays so."""
-        inside = self.environment.variables
-        self.environment.variables = {
-            name: inside[name] if name in inside and inside[name].name == variable.name else variable
-            for name, variable in before.items()
-        }
-
-    def _loop(self, head: ir.Body, body: ir.Body) -> None:
-        """Before a loop is lowered: what it changes may be negative from the second turn on."""
-        for name in control.assigned((*head, *body)):
-            variable = self.environment.variables.get(name)
-            if variable is not None:
-                self.environment.variables[name] = replace(variable, is_natural=False)
-
     # --- statements
 
     # const int block_size = 512;   dim3 grid(x, y);   float* scratch;   NvtxRange range("x");
@@ -213,8 +158,8 @@ class _LauncherLowering:
         kept = lowered.type in (DIM3, STATUS, UNKNOWN, REFERENCE)
         declared = lowered.type if ctype.base == "auto" or kept else ctype
         name = self._bind(statement.name, declared, is_natural=lowered.is_natural)
-        if ctype.const and self._is_closed(lowered.text):
-            self.known[name] = lowered.text
+        if ctype.const:
+            self.multiples.know(name, lowered.text)
         self._emit(f"{name} = {lowered.text}")
 
     def _is_value(self, ctype: CType, value: ex.Construct) -> bool:
@@ -257,7 +202,7 @@ class _LauncherLowering:
         lowered = stored(self.expressions.lower(value), variable.type)
         natural = variable.is_natural and lowered.is_natural
         self.environment.variables[name] = Variable(variable.name, variable.type, natural)
-        self.known.pop(variable.name, None)
+        self.multiples.forget(variable.name)
         self._emit(f"{variable.name} = {lowered.text}")
 
     # grid.y = n;   grid.y *= 2;
@@ -314,7 +259,7 @@ class _LauncherLowering:
     def _on_evaluate(self, statement: ir.Evaluate) -> None:
         node = statement.expression
         if isinstance(node, ex.Call) and node.function == "assert":
-            self._note_multiple(node.arguments[0])
+            self.multiples.note(node.arguments[0])
         lines = self.expressions.effect(node)
         if lines is None:
             lines = self._call(statement, node)
@@ -338,7 +283,7 @@ class _LauncherLowering:
         variable = self.environment.variables.get(node.function)
         if variable is not None and variable.type == LAUNCHER:
             return [f"plan.call({', '.join([variable.name, *(self._argument(one) for one in arguments)])})"]
-        if any(_launches(version, self.scope) for version in versions):
+        if any(launches(version, self.scope) for version in versions):
             self.calls[node.function] = None
             parts = [python_name(node.function), *(self._argument(one) for one in arguments)]
             parts += [self._passed_on(node, one) for one in self.asked_of(node.function)]
@@ -359,7 +304,7 @@ class _LauncherLowering:
             return self.local_functions[node.name]
         if isinstance(node, ex.Name) and node.name not in self.environment.variables:
             versions = self.scope.functions.get(node.name, ())
-            if any(_launches(version, self.scope) for version in versions):
+            if any(launches(version, self.scope) for version in versions):
                 self.calls[node.name] = None
                 return python_name(node.name)
         return self.expressions.text(node)
@@ -386,135 +331,6 @@ class _LauncherLowering:
         self.lines.append("")
         self.environment.variables = before
 
-    # { … } with declarations of its own
-    def _on_block(self, statement: ir.Block) -> None:
-        before = dict(self.environment.variables)
-        outer, self.in_scope = self.in_scope, True
-        self._body(statement.body)
-        self.in_scope = outer
-        self._leave(before)
-
-    # if (c) { … } else { … }
-    def _on_if(self, statement: ir.If) -> None:
-        conditions, alternative = [statement.condition], statement.alternative
-        self._branch("if", statement.condition, statement.consequence)
-        while len(alternative) == 1 and isinstance(alternative[0], ir.If):
-            conditions.append(alternative[0].condition)
-            self._branch("elif", alternative[0].condition, alternative[0].consequence)
-            alternative = alternative[0].alternative
-        if alternative:
-            self._block("else:", explained(alternative, none_of(conditions)))
-
-    def _branch(self, keyword: str, condition: ex.Expression, body: ir.Body) -> None:
-        self._block(f"{keyword} {self.expressions.text(condition)}:", explained(body, condition))
-
-    # for (int i = a; i < b; i += c) { … }
-    def _on_for(self, statement: ir.For) -> None:
-        before = dict(self.environment.variables)
-        self._loop((), statement.body)
-        simple = self._range(statement)
-        if simple is not None:
-            self._block(*simple)
-            self._leave(before)
-            return
-        outer, self.in_scope = self.in_scope, True
-        self._body(statement.init)
-        self.in_scope = outer
-        self._loop(statement.update, statement.body)
-        if any(isinstance(one, ir.Continue) for one in ir.walk(statement.body)):
-            raise SourceError(statement.span, "continue in a loop that is no plain count cannot be lowered")
-        condition = self.expressions.text(statement.condition) if statement.condition is not None else "True"
-        self._block(f"while {condition}:", (*statement.body, *statement.update))
-        self._leave(before)
-
-    def _range(self, statement: ir.For) -> tuple[str, ir.Body] | None:
-        """A loop that counts up to a bound is a ``range``, provided that its body leaves the counter alone."""
-        init, condition, update = statement.init, statement.condition, statement.update
-        if not (len(init) == 1 and isinstance(init[0], ir.Declare) and init[0].value is not None and len(update) == 1):
-            return None
-        step = update[0]
-        counter = ex.Name(statement.span, init[0].name)
-        if not (isinstance(condition, ex.Binary) and condition.operator == "<" and condition.left == counter):
-            return None
-        if not (isinstance(step, ir.Assign) and step.target == counter and step.operator == "+"):
-            return None
-        # C looks at the bound and the step in every turn, a range once.
-        if control.assigned(statement.body) & {
-            init[0].name,
-            *control.names(condition.right),
-            *control.names(step.value),
-        }:
-            return None
-        start, stop = self.expressions.lower(init[0].value), self.expressions.text(condition.right)
-        by = self.expressions.text(step.value)
-        outer, self.in_scope = self.in_scope, True
-        name = self._bind(init[0].name, init[0].type, is_natural=start.is_natural)
-        self.in_scope = outer
-        bounds = [start.text, stop] if start.text != "0" or by != "1" else [stop]
-        return f"for {name} in range({', '.join([*bounds, *([by] if by != '1' else [])])}):", statement.body
-
-    # while (c) { … }
-    def _on_while(self, statement: ir.While) -> None:
-        self._loop((), statement.body)
-        self._block(f"while {self.expressions.text(statement.condition)}:", statement.body)
-
-    # switch (n) { case 1: … break; default: exit(1); }
-    def _on_switch(self, statement: ir.Switch) -> None:
-        subject = self.expressions.lower(statement.subject).text
-        keyword, default = "if", None
-        for case in statement.cases:
-            if case.is_default:
-                default = case
-                continue
-            if not control.ends(case.body) and case is not statement.cases[-1]:
-                raise SourceError(statement.span, "a case that falls through into the next one cannot be lowered")
-            self._check_breaks(case)
-            values = [self.expressions.text(value) for value in case.values]
-            test = f"{subject} == {values[0]}" if len(values) == 1 else f"{subject} in ({', '.join(values)})"
-            body = control.without_break(case.body)
-            if len(body) == 1 and isinstance(body[0], ir.PrecisionBranch):
-                # A case that the preprocessor takes out is none: the default is for it then.
-                precision = _precision_test(body[0].condition)
-                test, body = f"{test} and {precision}" if precision else test, body[0].body
-            self._block(f"{keyword} {test}:", body)
-            keyword = "elif"
-        self._default(statement, subject, default, has_cases=keyword == "elif")
-
-    def _default(self, statement: ir.Switch, subject: str, default: ir.Case | None, *, has_cases: bool) -> None:
-        refuses = self._does_all(statement) if default is None else any(control.is_exit(one) for one in default.body)
-        known = [self.expressions.text(value) for case in statement.cases for value in case.values]
-        if refuses and has_cases:
-            self._emit("else:")
-            self.depth += 1
-            name = f", {subject}={subject}" if subject.isidentifier() else ""
-            self._emit(f'plan.require(False, "{subject} is one of {", ".join(known)}"{name})')
-            self.depth -= 1
-        elif default is not None:
-            self._check_breaks(default)
-            self._block("else:" if has_cases else "if True:", control.without_break(default.body))
-
-    def _does_all(self, statement: ir.Switch) -> bool:
-        """Whether all that the launcher does is in a switch: a number that has no case is a mistake then."""
-        inside = {id(one) for one in ir.walk((statement,))}
-        outside = [one for one in ir.walk(self.launcher.body) if id(one) not in inside]
-        in_cases = all(any(self._acts(one) for one in ir.walk(case.body)) for case in statement.cases)
-        return in_cases and not any(self._acts(one) for one in outside)
-
-    def _acts(self, statement: ir.Statement) -> bool:
-        """Whether a statement launches, or calls what does or what changes memory."""
-        if isinstance(statement, ir.Launch):
-            return True
-        called = _called_in(statement)
-        versions = (one for name in called for one in self.scope.functions.get(name, ()))
-        return any(name.startswith("cudaMem") or name in self.local_functions for name in called) or any(
-            _launches(one, self.scope) for one in versions
-        )
-
-    def _check_breaks(self, case: ir.Case) -> None:
-        found = control.inner_break(control.without_break(case.body))
-        if found is not None:
-            raise SourceError(found.span, "a break in the middle of a case cannot be lowered")
-
     # return;   in a helper: return x;
     def _on_return(self, statement: ir.Return) -> None:
         if self.returns_value and statement.value is not None:
@@ -524,134 +340,8 @@ class _LauncherLowering:
             self._on_evaluate(ir.Evaluate(statement.span, statement.value))
         self._emit("return")
 
-    def _on_break(self, statement: ir.Break) -> None:
-        self._emit("break")
-
-    def _on_continue(self, statement: ir.Continue) -> None:
-        self._emit("continue")
-
-    # #if defined(ENABLE_BF16) … #endif
-    def _on_precisionbranch(self, statement: ir.PrecisionBranch) -> None:
-        chosen = [name for name in PRECISIONS if holds(statement.condition, name) is not False]
-        if len(chosen) == len(PRECISIONS):
-            self._body(statement.body)
-        elif chosen:
-            # The condition is the preprocessor's: it opens no scope.
-            self.branch_names |= {one.name for one in statement.body if isinstance(one, ir.Declare)}
-            before = dict(self.environment.variables)
-            self._block(f"if {_precision_test(statement.condition)}:", statement.body)
-            for one in statement.body:
-                if isinstance(one, ir.Declare) and one.name not in before:
-                    self.environment.variables[one.name] = Variable(
-                        python_name(one.name), self.expressions.resolve(one.type)
-                    )
-
     def _on_unsupported(self, statement: ir.Unsupported) -> None:
         raise SourceError(statement.span, f"{' '.join(statement.text.split())[:60]!r}: {statement.reason}")
-
-    # --- what asserts say about sizes
-
-    def _is_closed(self, text: str) -> bool:
-        try:
-            _evaluate(self._inlined(text), "float32")
-        except (NameError, AttributeError, SyntaxError, TypeError, ValueError, ZeroDivisionError):
-            return False
-        return True
-
-    def _inlined(self, text: str) -> str:
-        for name, value in (self.known | self.environment.hoisted).items():
-            text = _replace_word(text, name, f"({value})")
-        return text
-
-    def _note_multiple(self, condition: ex.Expression) -> None:
-        """``assert(N % (block_size * x128::size) == 0)``: remember what N must be a multiple of."""
-        if isinstance(condition, ex.Binary) and condition.operator == "&&":
-            self._note_multiple(condition.left)
-            return
-        if not (isinstance(condition, ex.Binary) and condition.operator == "==" and condition.right == _ZERO):
-            return
-        rest = condition.left
-        if isinstance(rest, ex.Binary) and rest.operator == "%" and isinstance(rest.left, ex.Name):
-            divisor = self._inlined(self.expressions.text(rest.right))
-            if self._is_closed(divisor):
-                self.multiples[rest.left.name] = divisor
-
-    def _quanta(self) -> dict[str, dict[str, int]]:
-        return {
-            name: {precision: _evaluate(text, precision) for precision in PRECISIONS}
-            for name, text in self.multiples.items()
-        }
-
-
-class _PlanOfSizes:
-    """What a constant expression may ask of a plan before there is one."""
-
-    def __init__(self, precision: str) -> None:
-        self.precision = precision
-
-    def sizeof(self, ctype: str) -> int:
-        if ctype != "floatX":
-            raise NameError(ctype)
-        return _ITEMSIZE[self.precision]
-
-
-def _evaluate(text: str, precision: str) -> int:
-    """Evaluate lowered constant text, which holds numbers, operators and ``plan.sizeof`` alone."""
-    names = {"__builtins__": {}, "plan": _PlanOfSizes(precision), "min": min, "max": max, "ceil_div": _ceil_div}
-    return int(eval(text, names))
-
-
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-def _replace_word(text: str, word: str, value: str) -> str:
-    return re.sub(rf"\b{re.escape(word)}\b", lambda _: value, text)
-
-
-def _launches(launcher: Launcher, scope: Scope, seen: frozenset[str] = frozenset()) -> bool:
-    """Whether a host function launches kernels, itself or through what it calls."""
-    if launcher.launch_sites or _launcher_parameters(launcher):
-        return True
-    if launcher.name in seen:
-        return False
-    called = _called(launcher)
-    if called & PRODUCT_CALLS.keys():
-        return True
-    seen = seen | {launcher.name}
-    return any(_launches(version, scope, seen) for name in called for version in scope.functions.get(name, ()))
-
-
-def _precision_test(condition: str) -> str:
-    """Return the test for a preprocessor condition, "" where it holds in every precision."""
-    chosen = [name for name in PRECISIONS if holds(condition, name) is not False]
-    names = ", ".join(f'"{name}"' for name in chosen)
-    if len(chosen) == len(PRECISIONS):
-        return ""
-    return f"plan.precision == {names}" if len(chosen) == 1 else f"plan.precision in ({names})"
-
-
-def _called(launcher: Launcher) -> set[str]:
-    """Return the names of the functions that a launcher calls."""
-    return {name for statement in ir.walk(launcher.body) for name in _called_in(statement)}
-
-
-def _called_in(statement: ir.Statement) -> set[str]:
-    """Return the names of the functions that a statement's own expressions call."""
-    return {
-        part.function
-        for value in vars(statement).values()
-        if isinstance(value, ex.Expression)
-        for part in ex.walk(value)
-        if isinstance(part, ex.Call)
-    }
-
-
-def _launcher_parameters(launcher: Launcher) -> set[str]:
-    """Return the parameters of a template type that a launcher calls."""
-    types = {one.name for one in launcher.template if one.kind == "type"}
-    names = {one.name for one in launcher.parameters if one.type.base in types and not one.type.is_pointer}
-    return names & _called(launcher) if names else set()
 
 
 def _check_arguments(statement: ir.Launch, kernel: Kernel) -> None:
