@@ -16,7 +16,7 @@ from llmc2py.ir.library import Launcher, Scope
 from llmc2py.ir.names import python_name
 from llmc2py.ir.types import CType
 from llmc2py.lower import control
-from llmc2py.lower.expressions import Environment, Variable
+from llmc2py.lower.environment import Environment, Variable
 from llmc2py.lower.hostcalls import HostCallLowering
 from llmc2py.lower.reach import called_in, launches
 from llmc2py.lower.refusals import explained, none_of

@@ -15,7 +15,7 @@ from llmc2py.ir import expressions as ex
 from llmc2py.ir import statements as ir
 from llmc2py.ir.blas import POINTER_ATTRIBUTES, PRODUCT_CALLS, SET_DESCRIPTOR
 from llmc2py.ir.library import Intent
-from llmc2py.lower.expressions import REFERENCE
+from llmc2py.lower.environment import REFERENCE
 from llmc2py.lower.lowered import LOR, TERNARY, Lowered
 
 if TYPE_CHECKING:

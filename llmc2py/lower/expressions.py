@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from llmc2py.diagnostics import SourceError, SourceSpan
 from llmc2py.ir import expressions as ir
 from llmc2py.ir.blas import chosen_enumerator, is_enumerator
-from llmc2py.ir.library import Launcher, Scope
 from llmc2py.ir.names import python_name
 from llmc2py.ir.types import BOOL, FLOAT, FLOATING_TYPES, INT, INTEGER_TYPES, SIZE_T, CType, canonical_name, promote
+from llmc2py.lower.environment import ADDRESS, DIM3, ENUMERATOR, STATUS, UNKNOWN, Environment
 from llmc2py.lower.lowered import (
     AND,
     ATOM,
@@ -40,16 +39,8 @@ from llmc2py.lower.lowered import (
     truth,
     wrapped,
 )
+from llmc2py.lower.rewriting import ceil_div_operands, with_names, with_types
 
-DIM3 = CType("dim3")
-STATUS = CType("cudaError_t")
-#: What a template parameter or an expression of no known type counts as.
-UNKNOWN = CType("?")
-#: A constant of cuBLAS: a string with its name. And what a local pointer to a host variable counts as: its value.
-ENUMERATOR = CType("enumerator")
-REFERENCE = CType("reference")
-#: The remainder of an address, a small number.
-ADDRESS = CType("unsigned long", const=True)
 _ALIGNMENTS = (1, 2, 4, 8, 16)
 
 DEVICE_FIELDS = frozenset(
@@ -78,31 +69,6 @@ _OPERATORS = {
 }  # fmt: skip
 #: Operations on two natural numbers that are carried out at once, so that ``sizeof(int4) / sizeof(float)`` reads 4.
 _FOLDED = {"*": int.__mul__, "/": int.__floordiv__, "%": int.__mod__, "+": int.__add__}
-
-
-@dataclass(frozen=True)
-class Variable:
-    """A local name: how Python calls it, its type, and, for a constant, the expression that it stands for."""
-
-    name: str
-    type: CType
-    is_natural: bool = False
-
-
-@dataclass
-class Environment:
-    """The names that an expression may use, and what lowering has found out so far.
-
-    ``hoisted`` holds constants of classes, such as ``x128::size``, that get a name of their own at the top.
-    """
-
-    scope: Scope
-    variables: dict[str, Variable] = field(default_factory=dict)
-    asked: dict[str, CType] = field(default_factory=dict)
-    hoisted: dict[str, str] = field(default_factory=dict)
-    template: frozenset[str] = frozenset()
-    template_values: frozenset[str] = frozenset()
-    functions: dict[str, Launcher] = field(default_factory=dict)
 
 
 class ExpressionLowering:
@@ -183,7 +149,7 @@ class ExpressionLowering:
             CType(canonical_name(name)) for name in re.findall(r"<(.*)>", owner)[:1]
         )  # fmt: skip
         replaced = dict(zip(constant.parameters, arguments, strict=False))
-        lowered = self.lower(_with_types(constant.value, replaced))
+        lowered = self.lower(with_types(constant.value, replaced))
         if lowered.text.isdigit():
             return lowered
         name = python_name(re.sub(r"\W+", "_", node.name).strip("_"))
@@ -241,7 +207,7 @@ class ExpressionLowering:
 
     # a + b, (n + 255) / 256, p + n, p != nullptr, status == cudaSuccess
     def _binary(self, node: ir.Binary) -> Lowered:
-        rounded = _ceil_div_operands(node)
+        rounded = ceil_div_operands(node)
         if rounded is not None:
             dividend, divisor = (self.lower(part) for part in rounded)
             ctype = promote(dividend.type, divisor.type)
@@ -471,7 +437,7 @@ class ExpressionLowering:
             returned = getattr(function.body[0], "value", None) if len(function.body) == 1 else None
             if isinstance(returned, ir.Expression):
                 names = {one.name: value for one, value in zip(function.parameters, node.arguments, strict=True)}
-                return stored(self.lower(_with_names(returned, names)), function.returns)
+                return stored(self.lower(with_names(returned, names)), function.returns)
         return None
 
     def _unreadable(self, node: ir.Unreadable) -> Lowered:
@@ -483,66 +449,3 @@ class ExpressionLowering:
         if alias is None or alias.arguments:
             return CType(canonical_name(ctype.base), ctype.pointers, ctype.const)
         return CType(alias.type.base, alias.type.pointers + ctype.pointers, ctype.const)
-
-
-def _ceil_div_operands(node: ir.Binary) -> tuple[ir.Expression, ir.Expression] | None:
-    """``(a + b - 1) / b``, ``((a) + (b) - 1) / (b)``, ``(a + 255) / 256``, ``(a - 1) / b + 1`` is not one (a = 0)."""
-    if node.operator != "/" or not isinstance(node.left, ir.Binary):
-        return None
-    divisor, total = node.right, node.left
-    if (
-        total.operator == "-"
-        and _is_number(total.right, 1)
-        and isinstance(total.left, ir.Binary)
-        and total.left.operator == "+"
-    ):
-        for dividend, other in ((total.left.left, total.left.right), (total.left.right, total.left.left)):
-            if other == divisor:
-                return dividend, divisor
-    if total.operator == "+":
-        less_one = total.right
-        if (
-            isinstance(less_one, ir.Binary)
-            and less_one.operator == "-"
-            and _is_number(less_one.right, 1)
-            and less_one.left == divisor
-        ):
-            return total.left, divisor
-        if isinstance(less_one, ir.Number) and isinstance(divisor, ir.Number) and less_one.value == divisor.value - 1:
-            return total.left, divisor
-    return None
-
-
-def _is_number(node: ir.Expression, value: int) -> bool:
-    return isinstance(node, ir.Number) and node.value == value
-
-
-def _with_types(node: ir.Expression, types: dict[str, CType]) -> ir.Expression:
-    """Return a class constant's value with template parameters replaced by types."""
-    return _rebuilt(node, lambda part: _typed(part, types))
-
-
-def _typed(node: ir.Expression, types: dict[str, CType]) -> ir.Expression | None:
-    if isinstance(node, ir.SizeOf) and node.type.base in types:
-        return ir.SizeOf(node.span, types[node.type.base])
-    return None
-
-
-def _with_names(node: ir.Expression, names: dict[str, ir.Expression]) -> ir.Expression:
-    """Return a function's result with its parameters replaced by arguments."""
-    return _rebuilt(node, lambda part: names.get(part.name) if isinstance(part, ir.Name) else None)
-
-
-def _rebuilt(node: ir.Expression, change: Callable[[ir.Expression], ir.Expression | None]) -> ir.Expression:
-    changed = change(node)
-    if changed is not None:
-        return changed
-    parts: dict[str, object] = {}
-    for key, value in vars(node).items():
-        if isinstance(value, ir.Expression):
-            parts[key] = _rebuilt(value, change)
-        elif isinstance(value, tuple) and any(isinstance(item, ir.Expression) for item in value):
-            parts[key] = tuple(_rebuilt(item, change) for item in value)
-        else:
-            parts[key] = value
-    return type(node)(**parts)  # type: ignore[arg-type]

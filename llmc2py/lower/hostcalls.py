@@ -11,7 +11,8 @@ from llmc2py.ir.library import Launcher
 from llmc2py.ir.plans import HelperPlan
 from llmc2py.ir.types import INT, CType
 from llmc2py.lower.cublas import lower_cublas
-from llmc2py.lower.expressions import STATUS, Environment, ExpressionLowering, Variable
+from llmc2py.lower.environment import STATUS, Environment, Variable
+from llmc2py.lower.expressions import ExpressionLowering
 from llmc2py.lower.lowered import Lowered, stored
 from llmc2py.lower.spelling import spelled
 

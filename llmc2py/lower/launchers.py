@@ -20,7 +20,7 @@ from llmc2py.ir.types import FLOATING_TYPES, INT, INTEGER_TYPES, LAUNCHER, CType
 from llmc2py.lower import control
 from llmc2py.lower.blocks import BlockLowering
 from llmc2py.lower.cublas import is_reference, reference
-from llmc2py.lower.expressions import (
+from llmc2py.lower.environment import (
     DIM3,
     REFERENCE,
     STATUS,
