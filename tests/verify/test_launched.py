@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llmc2py.verify.launched import launched_values
 
-MODULE = '''
+MODULE = """
 @launcher([], template=[TemplateParam("N", "int"), TemplateParam("f", "function")])
 def inner(plan, out):
     plan.launch(kernel, 1, 32, 0, out, template=(plan.template["N"], plan.template["f"]))
@@ -38,7 +38,7 @@ def sized(plan, out, size):
 def local(plan, out, size):
     chosen = 4
     plan.launch(third, 1, size, 0, out, template=(chosen, size))
-'''
+"""
 
 
 def test_values_reach_kernels_through_launchers_and_functions():
@@ -52,6 +52,7 @@ def test_values_reach_kernels_through_launchers_and_functions():
 def test_a_launcher_that_calls_itself_ends():
     text = (
         '@launcher([], template=[TemplateParam("N", "int")])\ndef f(plan):\n'
-        '    plan.launch(k, 1, 1, 0, template=(plan.template["N"],))\n    plan.call(f, template=(plan.template["N"],))\n'
+        '    plan.launch(k, 1, 1, 0, template=(plan.template["N"],))\n'
+        '    plan.call(f, template=(plan.template["N"],))\n'
     )
     assert launched_values(text) == {"k": [frozenset()]}
