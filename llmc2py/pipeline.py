@@ -104,12 +104,14 @@ def _selected(library: Library, entries: list[CatalogEntry], only: Sequence[str]
 
     Raises UsageError for a glob that names nothing: it is a slip.
     """
-    names = [*(entry.name for entry in entries), *(file.path for file in library.files)]
+    names = [*(entry.name for entry in entries if entry.layer), *(file.path for file in library.files)]
     names += [kernel.name for kernel in library.kernels]
     for glob in only:
         if not fnmatch.filter(names, glob):
             raise UsageError(f"--only {glob}: no layer, source file or kernel has such a name")
-    chosen = [entry for entry in entries if _matches(entry.name, only)]
+    # What has no layer comes with its file: its name would choose kernels' files that are not asked for.
+    whole = {file.path for file in library.files if _matches(file.path, only)}
+    chosen = [entry for entry in entries if (_matches(entry.name, only) if entry.layer else entry.source in whole)]
     used = {entry.source for entry in chosen} | {item.rpartition(":")[0] for entry in chosen for item in entry.uses}
     files = []
     for file in library.files:

@@ -14,9 +14,14 @@ from llmc2py.ir.plans import ArraySpec, CReferenceCall, VariantCall
 
 _KEYS = frozenset(
     {"name", "layer", "summary", "details", "source", "launchers", "kernels", "uses", "inputs", "parameters",
-     "outputs", "forward", "backward", "extents", "reference", "fast_sizes", "variants"}
+     "outputs", "forward", "backward", "extents", "reference", "fast_sizes", "variants", "sizes"}
 )  # fmt: skip
 _REQUIRED = ("name", "layer", "summary", "source", "inputs", "outputs", "forward", "reference")
+#: An entry without a layer, of which launchers alone are checked.
+_CHECK_KEYS = frozenset({"name", "summary", "source", "inputs", "outputs", "extents", "reference", "variants", "sizes"})
+_CHECK_REQUIRED = ("name", "summary", "source", "inputs", "outputs", "reference", "variants", "sizes")
+_LAYER_KEYS = _KEYS - {"sizes"}
+_VARIANT_KEYS = frozenset({"file", "launchers", "reference", "call", "blocks", "precisions", "zeros"})
 
 
 def builtin_entries() -> list[CatalogEntry]:
@@ -57,8 +62,10 @@ def parse_entry(text: str, file: str) -> CatalogEntry:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{file}: not TOML: {error}") from error
-    missing = [key for key in _REQUIRED if key not in table]
-    unknown = sorted(set(table) - _KEYS)
+    is_check = "sizes" in table and "layer" not in table
+    required, allowed = (_CHECK_REQUIRED, _CHECK_KEYS) if is_check else (_REQUIRED, _LAYER_KEYS)
+    missing = [key for key in required if key not in table]
+    unknown = sorted(set(table) - allowed)
     if missing or unknown:
         said = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has unknown keys {', '.join(unknown)}"] * bool(
             unknown
@@ -75,7 +82,7 @@ def _entry(table: dict[str, Any], file: str, lines: dict[str, int]) -> CatalogEn
     return CatalogEntry(
         file=file,
         name=_identifier(table["name"]),
-        layer=_identifier(table["layer"]),
+        layer=_identifier(table["layer"]) if "layer" in table else "",
         summary=str(table["summary"]),
         details=str(table.get("details", "")),
         source=str(table["source"]),
@@ -85,7 +92,7 @@ def _entry(table: dict[str, Any], file: str, lines: dict[str, int]) -> CatalogEn
         inputs=_arrays(table["inputs"]),
         parameters=_arrays(table.get("parameters", {})),
         outputs=_arrays(table["outputs"]),
-        forward=_pass(table["forward"], lines.get("forward", 1)),
+        forward=_pass(table.get("forward", {"recipe": ""}), lines.get("forward", 1)),
         backward=_pass(table.get("backward", {"recipe": ""}), lines.get("backward", 1)),
         extents={
             name: {key: _alternatives(value) for key, value in extents.items()}
@@ -99,6 +106,7 @@ def _entry(table: dict[str, Any], file: str, lines: dict[str, int]) -> CatalogEn
         fast_sizes=str(table.get("fast_sizes", "all")),
         reduction=reference.get("reduction"),
         variants=tuple(_variant(item) for item in table.get("variants", ())),
+        sizes=tuple((_identifier(letter), str(size)) for letter, size in table.get("sizes", {}).items()),
     )
 
 
@@ -106,7 +114,17 @@ def _variant(item: dict[str, Any]) -> VariantCall:
     call = item["call"].strip()
     if item["reference"] not in ("forward", "backward") or not (call.startswith("(") and call.endswith(")")):
         raise ValueError(f"variant {item!r}: reference is forward or backward, call is (argument, ...)")
-    return VariantCall(str(item["file"]), str(item["launchers"]), item["reference"], call)
+    if unknown := sorted(set(item) - _VARIANT_KEYS):
+        raise ValueError(f"variant {item!r} has unknown keys {', '.join(unknown)}")
+    return VariantCall(
+        str(item["file"]),
+        str(item["launchers"]),
+        item["reference"],
+        call,
+        tuple(map(int, item.get("blocks", ()))),
+        tuple(map(str, item.get("precisions", ()))),
+        tuple(map(str, item.get("zeros", ()))),
+    )
 
 
 def _alternatives(value: object) -> tuple[str, ...]:
@@ -124,7 +142,9 @@ def _arrays(table: dict[str, Any]) -> tuple[ArraySpec, ...]:
     found = []
     for name, value in table.items():
         spec = {"shape": value} if isinstance(value, str) else value
-        found.append(ArraySpec(_identifier(name), tuple(spec["shape"].split()), spec.get("doc", ""), spec.get("init")))
+        shape = tuple(spec["shape"].split())
+        kind = spec.get("init"), spec.get("below"), bool(spec.get("positive", False))
+        found.append(ArraySpec(_identifier(name), shape, spec.get("doc", ""), *kind))
     return tuple(found)
 
 

@@ -17,7 +17,7 @@ from llmc2py.ir.blas import PRODUCT_CALLS
 from llmc2py.ir.conditions import PRECISIONS
 from llmc2py.ir.library import Intent, Kernel, Parameter, Reference, TemplateParameter
 from llmc2py.ir.names import python_name
-from llmc2py.ir.plans import ArraySpec, LaunchPlan, ModulePlan, PackagePlan
+from llmc2py.ir.plans import ArraySpec, CheckPlan, LaunchPlan, ModulePlan, OpPlan, PackagePlan, VariantCall
 from llmc2py.ir.types import LAUNCHER, CType
 
 
@@ -52,6 +52,7 @@ def render_package(plan: PackagePlan) -> dict[str, str]:
             files[f"{module.path}.cu"] = emit_source(module.kernels, module.source)
     if plan.ops:
         files["layers.py"] = _finish(_environment().get_template("layers.py.j2").render(_layers(plan.ops)))
+    if plan.ops or plan.checks:
         files["references.py"] = _finish(_environment().get_template("references.py.j2").render(_references(plan)))
         files |= _c_sources(plan)
     packages = {
@@ -325,10 +326,9 @@ def _dims(arrays: tuple[ArraySpec, ...]) -> str:
 
 def _references(plan: PackagePlan) -> dict[str, Any]:
     found = []
-    for module in plan.ops:
-        op = module.op
-        assert op is not None
+    for op in _referenced(plan):
         inputs = [one.name for one in (*op.inputs, *op.parameters)]
+        differentiable = [one.name for one in (*op.inputs, *op.parameters) if one.below is None]
         found.append(
             {
                 "op": op,
@@ -339,7 +339,7 @@ def _references(plan: PackagePlan) -> dict[str, Any]:
                 "forward": indent(op.reference_forward, 1),
                 "backward": indent(op.reference_backward, 1),
                 "outputs": f"{{{', '.join(f'{quoted(one.name)}: {one.name}' for one in op.outputs)}}}",
-                "gradients": f"{{{', '.join(f'{quoted(name)}: d{name}' for name in inputs)}}}",
+                "gradients": f"{{{', '.join(f'{quoted(name)}: d{name}' for name in differentiable)}}}",
                 "c": [
                     _c_reference(plan, one.file, one.function, one.call)
                     for one in op.c_references
@@ -347,23 +347,53 @@ def _references(plan: PackagePlan) -> dict[str, Any]:
                 ],
             }
         )
-    return {"references": found, "variants": _variants(plan)}
+    return {"references": found, "checks": [_check(one) for one in plan.checks], "variants": _variants(plan)}
+
+
+def _referenced(plan: PackagePlan) -> list[OpPlan | CheckPlan]:
+    """Return all ops that have references: those with layers first."""
+    return [*(module.op for module in plan.ops if module.op is not None), *plan.checks]
+
+
+def _check(check: CheckPlan) -> str:
+    sizes = ", ".join(f"{quoted(letter)}: {quoted(size)}" for letter, size in check.sizes)
+    below = ", ".join(f"{quoted(one.name)}: {quoted(one.below)}" for one in check.inputs if one.below)
+    positive = [quoted(one.name) for one in check.inputs if one.positive]
+    parts = [_dims(check.inputs), _dims(check.outputs), f"{{{sizes}}}"]
+    parts += [f"below={{{below}}}"] * bool(below) + [f"positive={tuple_text(positive)}"] * bool(positive)
+    return f"{quoted(check.name)}: Check({', '.join(parts)})"
 
 
 def _variants(plan: PackagePlan) -> list[str]:
     """Return the launchers that compute an op's pass beside those that its layer uses, as the catalogue names them."""
     found = []
-    for op in (module.op for module in plan.ops if module.op is not None):
+    for op in _referenced(plan):
         for one in op.variants:
-            arguments = tuple_text(quoted(item) for item in split_arguments(one.call[1:-1]))
+            given = split_arguments(one.call[1:-1])
+            end = f"{quoted(one.file)}{_variant_limits(one)}"
             found += [
                 f"Variant({quoted(op.name)}, {quoted(one.reference)}, {quoted(module.path.replace('/', '.'))}, "
-                f"{quoted(launcher.name)}, {arguments}, {quoted(one.file)})"
+                f"{quoted(launcher.name)}, {_variant_arguments(launcher, given)}, {end})"
                 for module in plan.modules
                 for launcher in module.launchers
                 if module.source == one.file and fnmatch.fnmatchcase(launcher.name, one.launchers)
             ]
     return found
+
+
+def _variant_arguments(launcher: LaunchPlan, given: list[str]) -> str:
+    """Return a call's arguments with what the launcher asks its callers for, under its own name."""
+    return tuple_text(quoted(item) for item in [*given, *(one.name for one in launcher.asked)])
+
+
+def _variant_limits(variant: VariantCall) -> str:
+    limits = {
+        "blocks": map(str, variant.blocks),
+        "precisions": map(quoted, variant.precisions),
+        "zeros": map(quoted, variant.zeros),
+    }
+    texts = {key: tuple_text(values) for key, values in limits.items()}
+    return "".join(f", {key}={text}" for key, text in texts.items() if text != "()")
 
 
 def _c_path(file: str, function: str) -> str:
@@ -381,7 +411,7 @@ def _c_reference(plan: PackagePlan, file: str, function: str, call: str) -> str:
 
 
 def _c_sources(plan: PackagePlan) -> dict[str, str]:
-    wanted = {(one.file, one.function) for module in plan.ops if module.op for one in module.op.c_references}
+    wanted = {(one.file, one.function) for op in _referenced(plan) for one in op.c_references}
     return {_c_path(*key): _c_source(plan.references[key], *key) for key in sorted(wanted) if key in plan.references}
 
 

@@ -41,7 +41,7 @@ class CatalogEntry:
     module; ``uses`` are those of other modules (``file:name`` where they are of another file). ``extents`` gives the
     number of elements by launcher (of any file in the tree: by the file's name) and parameter: alternatives, of which
     the first counts whose names are all parameters of the launcher. ``variants`` are launchers that compute the op
-    too.
+    too. An entry without a ``layer`` is there for these alone, and has the ``sizes`` that they run on by letter.
     """
 
     file: str
@@ -65,3 +65,4 @@ class CatalogEntry:
     fast_sizes: str
     reduction: str | None
     variants: tuple[VariantCall, ...] = ()
+    sizes: tuple[tuple[str, str], ...] = ()

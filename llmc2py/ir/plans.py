@@ -62,12 +62,18 @@ class NotLowered:
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """An array of an op: its name and the letters of its shape, ``*`` for all leading axes together."""
+    """An array of an op: its name and the letters of its shape, ``*`` for all leading axes together.
+
+    ``below`` is the letter of an axis that the array holds indices of: it is int32. ``positive`` says that its values
+    have to be so.
+    """
 
     name: str
     shape: tuple[str, ...]
     doc: str = ""
     init: str | None = None
+    below: str | None = None
+    positive: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,12 +100,18 @@ class CReferenceCall:
 
 @dataclass(frozen=True)
 class VariantCall:
-    """How the launchers of a file whose names match a pattern compute an op's pass: what goes into each parameter."""
+    """How the launchers of a file whose names match a pattern compute an op's pass: what goes into each parameter.
+
+    ``blocks`` and ``precisions`` are those to run in, if not all; ``zeros`` the arrays that have to begin with noughts.
+    """
 
     file: str
     launchers: str
     reference: str
     call: str
+    blocks: tuple[int, ...] = ()
+    precisions: tuple[str, ...] = ()
+    zeros: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -125,6 +137,27 @@ class OpPlan:
     fast_sizes: str
     reduction: str | None = None
     variants: tuple[VariantCall, ...] = ()
+
+
+@dataclass(frozen=True)
+class CheckPlan:
+    """An op without a layer, checked: what its launchers read and write, what is expected, and at which sizes.
+
+    ``sizes`` are expressions by letter, which may name ``block_size``.
+    """
+
+    name: str
+    summary: str
+    inputs: tuple[ArraySpec, ...]
+    outputs: tuple[ArraySpec, ...]
+    sizes: tuple[tuple[str, str], ...]
+    reference_forward: tuple[str, ...]
+    reference_backward: tuple[str, ...]
+    c_references: tuple[CReferenceCall, ...]
+    reduction: str | None
+    variants: tuple[VariantCall, ...]
+    layer: str = ""
+    parameters: tuple[ArraySpec, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -171,6 +204,7 @@ class PackagePlan:
     modules: tuple[ModulePlan, ...]
     not_lowered: tuple[NotLowered, ...]
     references: dict[tuple[str, str], Reference]
+    checks: tuple[CheckPlan, ...] = ()
 
     @property
     def replaced(self) -> list[ReplacedLauncher]:

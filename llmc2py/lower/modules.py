@@ -13,8 +13,9 @@ from llmc2py.diagnostics import Diagnostic, Severity, SourceError, SourceSpan
 from llmc2py.ir.catalog import CatalogEntry, Replacement
 from llmc2py.ir.library import Kernel, Launcher, Library, Parameter, SourceFile
 from llmc2py.ir.names import OP_NAMES, is_reserved
-from llmc2py.ir.plans import LaunchPlan, ModulePlan, NotLowered, OpPlan, PackagePlan, ReplacedLauncher
+from llmc2py.ir.plans import CheckPlan, LaunchPlan, ModulePlan, NotLowered, OpPlan, PackagePlan, ReplacedLauncher
 from llmc2py.ir.types import FLOATING_TYPES, INTEGER_TYPES
+from llmc2py.lower.checks import lower_check
 from llmc2py.lower.effects import LauncherEffects
 from llmc2py.lower.launchers import AskedOf, lower_launcher
 from llmc2py.lower.layers import lower_entry
@@ -58,7 +59,8 @@ class _PackageLowering:
         self.library = _with_neighbours(library)
         self.files = {file.path: file for file in self.library.files}
         self.diagnostics: list[Diagnostic] = []
-        self.entries = [entry for entry in entries if entry.source in self.files]
+        self.entries = [entry for entry in entries if entry.layer and entry.source in self.files]
+        self.checks = [entry for entry in entries if not entry.layer and entry.source in self.files]
         self.replacements = replacements
         self.replaced: dict[tuple[str, str], tuple[Replacement, ReplacedLauncher]] = {}
         self.kernels: dict[tuple[str, str], Kernel] = {}
@@ -79,8 +81,9 @@ class _PackageLowering:
         references = {
             (file.path, reference.name): reference for file in self.library.files for reference in file.references
         }
-        plan = PackagePlan(tuple(sorted(modules, key=lambda one: one.path)), tuple(self.not_lowered), references)
-        return plan, self.diagnostics
+        checks = tuple(check for entry in self.checks if (check := self._lower_check(entry)) is not None)
+        in_order = tuple(sorted(modules, key=lambda one: one.path))
+        return PackagePlan(in_order, tuple(self.not_lowered), references, checks), self.diagnostics
 
     # --- kernels and launchers of each file
 
@@ -212,6 +215,15 @@ class _PackageLowering:
             self.diagnostics.append(Diagnostic(Severity.ERROR, diagnostic.span, message))
             return None
 
+    def _lower_check(self, entry: CatalogEntry) -> CheckPlan | None:
+        try:
+            return lower_check(entry)
+        except SourceError as error:
+            diagnostic = error.diagnostic
+            message = f"{diagnostic.message}; its launchers are not checked"
+            self.diagnostics.append(Diagnostic(Severity.ERROR, diagnostic.span, message))
+            return None
+
     def _listed(self, entry: CatalogEntry) -> dict[str, str]:
         """Return what an entry may use: the file of each launcher or kernel by name."""
         listed = dict.fromkeys((*entry.launchers, *entry.kernels), entry.source)
@@ -306,7 +318,7 @@ class _PackageLowering:
         for plan in launchers:
             names = {one.name for one in plan.parameters}
             known = names | {"plan"}
-            for entry in self.entries:
+            for entry in (*self.entries, *self.checks):
                 told = entry.extents.get(source, {})
                 told = told | (entry.extents.get(plan.name, {}) if entry.source == source else {})
                 for array, alternatives in told.items():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
+
+from llmc2py.runtime.layer import Dims
 
 Arrays = dict[str, Any]
 #: Rounds a value that a kernel keeps in the storage precision before it goes on with it.
@@ -50,11 +52,27 @@ class Reference:
 
 
 @dataclass(frozen=True)
+class Check:
+    """An op without a layer, whose launchers are checked: its arrays by letters, and the sizes to run them on.
+
+    ``sizes`` are expressions by letter, which may name ``block_size``. ``below`` names the int32 inputs and the letter
+    that their values are below, ``positive`` those whose values have to be so.
+    """
+
+    inputs: Mapping[str, Dims]
+    outputs: Mapping[str, Dims]
+    sizes: Mapping[str, str]
+    below: Mapping[str, str] = field(default_factory=dict)
+    positive: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Variant:
     """A launcher that computes the pass of an op and is in no layer: one of several kernels for the same thing.
 
     ``reference`` is ``forward`` or ``backward``; ``module`` the launcher's module within the package, ``file`` its
     source; ``arguments`` the expressions for its parameters in terms of the op's arrays, its sizes and ``block_size``.
+    ``blocks`` and ``precisions`` are those to run in, if not all; ``zeros`` the arrays that have to begin with noughts.
     """
 
     op: str
@@ -63,3 +81,6 @@ class Variant:
     launcher: str
     arguments: tuple[str, ...]
     file: str
+    blocks: tuple[int, ...] = ()
+    precisions: tuple[str, ...] = ()
+    zeros: tuple[str, ...] = ()

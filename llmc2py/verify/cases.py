@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc2py.runtime.layer import Dims, OpSpec
+from llmc2py.runtime.references import Check
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -34,7 +35,7 @@ class Case:
         """Return the shape of an array with these dimensions."""
         shape: list[int] = []
         for letter in dims:
-            shape += self.lead if letter == _ANY else (self.sizes[letter],)
+            shape += self.lead if letter == _ANY else (int(letter) if letter.isdigit() else self.sizes[letter],)
         return tuple(shape)
 
     @property
@@ -131,6 +132,20 @@ def parameter_values(spec: OpSpec, case: Case, dtype: np.dtype[Any], initial: Ma
         name: _exact(_values(f"{spec.name} {name}", case.shape(dims), initial[name] + 0.15, 0.4), dtype)
         for name, dims in spec.parameters.items()
     }
+
+
+def check_values(name: str, check: Check, case: Case, dtype: np.dtype[Any]) -> Arrays:
+    """Return values of the inputs of an op without a layer: int32 ones, float64 ones exact in ``dtype``."""
+    found: Arrays = {}
+    for index, (key, dims) in enumerate(check.inputs.items()):
+        shape = case.shape(dims)
+        values = _values(f"{name} {key}", shape, 0.2 - 0.1 * index, 0.9)
+        if key in check.below:
+            rng = np.random.default_rng(zlib.crc32(f"{name} {key} {shape}".encode()))
+            found[key] = rng.integers(0, case.sizes[check.below[key]], shape, dtype=np.int32)
+        else:
+            found[key] = _exact(np.exp(values) if key in check.positive else values, dtype)
+    return found
 
 
 def gradient_values(spec: OpSpec, case: Case, dtype: np.dtype[Any], salt: str = "") -> Arrays:

@@ -240,7 +240,8 @@ def call_reference(item: CReference, scope: CScope, folder: pathlib.Path) -> lis
         elif ctype in ("double", "float"):
             passed.append(ctypes.c_double(float(argument)))
         else:
-            passed.append(ctypes.c_int(size_of(argument, scope.sizes)))
+            integer = ctypes.c_size_t if ctype in ("long", "size_t") else ctypes.c_int
+            passed.append(integer(size_of(argument, scope.sizes)))
     function(*passed)
     return written
 

@@ -52,7 +52,7 @@ def verify_package(
     backend
         ``cpu``, ``cuda``, or ``auto``: CUDA where there is a device, else the CPU.
     only
-        Patterns (``*``, ``?``) of layer or op names; all layers by default.
+        Patterns (``*``, ``?``) of layer or op names; all by default.
     progress
         Called with each row, in the order of the result.
     precisions
@@ -82,7 +82,7 @@ def verify_package(
         multiprocessors = backend_named(place).properties(0).multiProcessorCount
         cases = functools.partial(cases_for, multiprocessors=multiprocessors)
     names = _chosen(loaded, only, package)
-    tasks = [task for name in names for task in _tasks(loaded, name, xp, precisions, cases)]
+    tasks = [task for name in names if name in loaded.layers for task in _tasks(loaded, name, xp, precisions, cases)]
     if variants:
         subjects = (one for name in names for one in variant_subjects(loaded, name, xp))
         tasks += [variant_task(one) for one in subjects if precisions is None or one.precision in precisions]
@@ -125,19 +125,20 @@ def _cuda_problem() -> str:
 
 
 def _chosen(package: Package, only: Sequence[str], given: str) -> list[str]:
-    """Return the names of the layers that the patterns choose. Raises UsageError where that is none."""
+    """Return the layers, and ops without one, that the patterns choose. Raises UsageError where that is none."""
 
     def is_named(pattern: str, name: str) -> bool:
-        spec = package.layers[name].spec
+        spec = package.layers[name].spec if name in package.layers else None
         return any(fnmatch.fnmatchcase(one, pattern) for one in (name, spec.name if spec else name))
 
-    known = ", ".join(package.layers) or "none"
+    names = [*package.layers, *package.checks]
+    known = ", ".join(names) or "none"
     for pattern in only:
-        if not any(is_named(pattern, name) for name in package.layers):
+        if not any(is_named(pattern, name) for name in names):
             raise UsageError(f"{given}: no layer is named {pattern!r}; its layers are: {known}")
-    if not package.layers:
+    if not names:
         raise UsageError(f"{given}: the package has no layers to verify")
-    return [name for name in package.layers if not only or any(is_named(pattern, name) for pattern in only)]
+    return [name for name in names if not only or any(is_named(pattern, name) for pattern in only)]
 
 
 def _collect(

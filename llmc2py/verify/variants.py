@@ -21,8 +21,16 @@ from llmc2py.runtime.errors import CompileError, ToolMissingError
 from llmc2py.runtime.launcher import Launcher
 from llmc2py.runtime.layer import OpSpec
 from llmc2py.runtime.params import Param
-from llmc2py.runtime.references import Reference, Variant
-from llmc2py.verify.cases import Arrays, Case, gradient_values, input_values, letters_of, parameter_values
+from llmc2py.runtime.references import Check, Reference, Variant
+from llmc2py.verify.cases import (
+    Arrays,
+    Case,
+    check_values,
+    gradient_values,
+    input_values,
+    letters_of,
+    parameter_values,
+)
 from llmc2py.verify.layouts import as_numpy
 from llmc2py.verify.oracles import CScope, Expected, call_reference, expected_gradients, expected_outputs, size_of
 from llmc2py.verify.packages import Package
@@ -50,10 +58,23 @@ class VariantSubject:
     package: Package
     precision: str
     xp: Any
+    check: Check | None = None
 
     def row(self, shape: str, check: str, outcome: tuple[bool, float, float, str]) -> VerifyRow:
         """Return a row of the table."""
         return VerifyRow(self.variant.launcher, self.precision, shape, check, *outcome)
+
+    def case(self, block_size: int) -> Case:
+        """Return the sizes that it runs on in blocks of a size."""
+        return variant_case(self.spec, block_size) if self.check is None else check_case(self.check, block_size)
+
+    def values(self, case: Case) -> Arrays:
+        """Return float64 inputs with parameters, exact in the precision, and int32 inputs."""
+        dtype = PRECISIONS[self.precision]
+        if self.check is not None:
+            return check_values(self.spec.name, self.check, case, dtype)
+        parameters = parameter_values(self.spec, case, dtype, dict.fromkeys(self.spec.parameters, 1.0))
+        return {**input_values(self.spec, case, dtype), **parameters}
 
 
 def variant_case(spec: OpSpec, block_size: int = 0) -> Case:
@@ -64,9 +85,15 @@ def variant_case(spec: OpSpec, block_size: int = 0) -> Case:
     return Case((max(_ROWS, block_size),), {**fixed, last: _COLUMNS}) if letters else Case((_ELEMENTS,), {})
 
 
+def check_case(check: Check, block_size: int = 0) -> Case:
+    """Return the sizes that launchers of an op without a layer run on."""
+    return Case((), {letter: size_of(size, {"block_size": block_size}) for letter, size in check.sizes.items()})
+
+
 def variant_subjects(package: Package, name: str, xp: Any) -> Iterator[VariantSubject]:
-    """Yield the variants of a layer's op, in each precision that their launcher's types leave open."""
-    spec = package.layers[name].spec
+    """Yield the variants of a layer's op, or of an op without one, in each precision that their types leave open."""
+    check = package.checks.get(name)
+    spec = OpSpec(name, check.inputs, check.outputs) if check is not None else package.layers[name].spec
     if spec is None or spec.name not in package.references:
         return
     for variant in package.variants:
@@ -74,8 +101,8 @@ def variant_subjects(package: Package, name: str, xp: Any) -> Iterator[VariantSu
             continue
         module = importlib.import_module(f"{package.module.__name__}.{variant.module}")
         launcher: Launcher = getattr(module, variant.launcher)
-        for precision in _precisions(launcher):
-            yield VariantSubject(variant, launcher, spec, package.references[spec.name], package, precision, xp)
+        for precision in variant.precisions or _precisions(launcher):
+            yield VariantSubject(variant, launcher, spec, package.references[spec.name], package, precision, xp, check)
 
 
 def _precisions(launcher: Launcher) -> list[str]:
@@ -92,8 +119,8 @@ def check_variant(subject: VariantSubject) -> list[VerifyRow]:
     refused, shape = "", ""
     expectations: dict[str, _Expectation] = {}
     takes_block_size = any("block_size" in argument for argument in subject.variant.arguments)
-    for block_size in BLOCK_SIZES if takes_block_size else (0,):
-        case = variant_case(subject.spec, block_size)
+    for block_size in (subject.variant.blocks or BLOCK_SIZES) if takes_block_size else (0,):
+        case = subject.case(block_size)
         shape, check = case.label(subject.spec), f"block {block_size}" if block_size else "launch"
         try:
             expected = expectations[shape] if shape in expectations else _Expectation(subject, case)
@@ -121,10 +148,7 @@ class _Expectation:
     def __init__(self, subject: VariantSubject, case: Case) -> None:
         spec, reference = subject.spec, subject.reference
         dtype = PRECISIONS[subject.precision]
-        self.inputs = {
-            **input_values(spec, case, dtype),
-            **parameter_values(spec, case, dtype, dict.fromkeys(spec.parameters, 1.0)),
-        }
+        self.inputs = subject.values(case)
         self.incoming = {f"d{name}": array for name, array in gradient_values(spec, case, dtype).items()}
         incoming = {name.removeprefix("d"): array for name, array in self.incoming.items()}
         if subject.variant.reference == "forward":
@@ -202,26 +226,25 @@ _ELEMENT = {"float32": "float", "float16": "half", "bfloat16": "bfloat16"}
 
 
 def _scalar(argument: str, case: Case, block_size: int, param: Param) -> int | float:
-    sizes = {**case.sizes, "N": case.rows, "block_size": block_size}
+    sizes = {"N": case.rows, **case.sizes, "block_size": block_size}
     return float(argument) if param.base in ("float", "double") else size_of(argument, sizes)
 
 
-def _values(
-    subject: VariantSubject, expected: _Expectation, param: Param, name: str, case: Case
-) -> NDArray[np.float64]:
+def _values(subject: VariantSubject, expected: _Expectation, param: Param, name: str, case: Case) -> NDArray[Any]:
     """Return what an array holds before the launch: values that are read, NaN or noughts where it is written."""
     spec = subject.spec
     if not param.is_written or name in expected.inputs or name in expected.incoming:
-        known: NDArray[np.float64] | None = expected.arrays.get(name)
+        known: NDArray[Any] | None = expected.inputs.get(name, expected.arrays.get(name))
         if known is None:
             raise LookupError(f"`{name}` is read, and neither the op nor a C reference gives it")
         return known
+    begins = 0.0 if name in subject.variant.zeros else np.nan
     if name in spec.outputs:
-        return np.full(case.shape(spec.outputs[name]), np.nan)
+        return np.full(case.shape(spec.outputs[name]), begins)
     if name.startswith("d") and name[1:] in expected.inputs:
         return np.full(expected.inputs[name[1:]].shape, np.nan if param.intent == "out" else 0.0)
     largest = max(array.size for array in expected.inputs.values())
-    return np.full(max(largest, _scratch_size(subject.xp)), np.nan)
+    return np.full(max(largest, _scratch_size(subject.xp)), begins)
 
 
 def _scratch_size(xp: Any) -> int:
