@@ -5,7 +5,7 @@ from __future__ import annotations
 import keyword
 import pathlib
 import re
-from collections import Counter
+from collections import Counter, abc
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ from llmc2py.ir.plans import CheckPlan, LaunchPlan, ModulePlan, NotLowered, OpPl
 from llmc2py.ir.types import FLOATING_TYPES, INTEGER_TYPES
 from llmc2py.lower.checks import lower_check
 from llmc2py.lower.effects import LauncherEffects
-from llmc2py.lower.launchers import AskedOf, lower_launcher
+from llmc2py.lower.launchers import lower_launcher
 from llmc2py.lower.layers import lower_entry
 from llmc2py.lower.recipes import Callable
 
@@ -45,6 +45,7 @@ _VECTORS = tuple(
     )
     for size in (1, 2, 3, 4)
 )
+_Lowered = LaunchPlan | NotLowered
 
 
 def lower_library(
@@ -115,6 +116,7 @@ class _PackageLowering:
         effects = LauncherEffects(
             lambda name: self._kernel_of(file, name), lambda name: next(iter(file.scope.functions.get(name, ())), None)
         )
+        lower = self._lowering_in(file, symbols)
         names = [launcher.name for launcher in file.launchers]
         for launcher in file.launchers:
             if names.count(launcher.name) > 1:
@@ -126,7 +128,7 @@ class _PackageLowering:
                 reason = f"has the name {launcher.name}, which Python or the generated module needs"
                 self.not_lowered.append(NotLowered(launcher, launcher.span, reason))
                 continue
-            lowered = lower_launcher(launcher, file.scope, symbols, self._asked_in(file, symbols))
+            lowered = lower(launcher)
             if isinstance(lowered, NotLowered):
                 self.not_lowered.append(lowered)
                 continue
@@ -139,19 +141,28 @@ class _PackageLowering:
             )
             self.plans[file.path, launcher.name] = replace(lowered, parameters=parameters)
 
-    def _asked_in(self, file: SourceFile, symbols: Mapping[str, str]) -> AskedOf:
-        """Return what tells what a launcher that a file's launchers call asks its callers for."""
-        known: dict[str, tuple[Parameter, ...]] = {}
+    def _lowering_in(self, file: SourceFile, symbols: Mapping[str, str]) -> abc.Callable[[Launcher], _Lowered]:
+        """Return what lowers the launchers of a file, once each: those that others call tell what they ask for."""
+        known: dict[int, _Lowered | None] = {}
+
+        def lower(launcher: Launcher) -> _Lowered:
+            found = known.get(id(launcher))
+            if found is None:
+                found = known[id(launcher)] = lower_launcher(launcher, file.scope, symbols, asked_of)
+            return found
 
         def asked_of(name: str) -> tuple[Parameter, ...]:
-            if name not in known:
-                known[name] = ()  # what calls itself asks for nothing more
-                versions = file.scope.functions.get(name, ())
-                lowered = lower_launcher(versions[0], file.scope, symbols, asked_of) if len(versions) == 1 else None
-                known[name] = lowered.asked if isinstance(lowered, LaunchPlan) else ()
-            return known[name]
+            versions = file.scope.functions.get(name, ())
+            if len(versions) != 1:
+                return ()
+            key = id(versions[0])
+            if key not in known:
+                known[key] = None  # what calls itself asks for nothing more
+                known[key] = lower_launcher(versions[0], file.scope, symbols, asked_of)
+            found = known[key]
+            return found.asked if isinstance(found, LaunchPlan) else ()
 
-        return asked_of
+        return lower
 
     def _kernel_of(self, file: SourceFile, name: str) -> Kernel | None:
         seen = file.scope.kernels.get(name)
