@@ -119,10 +119,29 @@ def attention_forward(inp: Array, *, stored: Stored = unchanged) -> dict[str, Ar
     """Return out."""
     query, key, value = (inp[:, :, part].transpose(0, 2, 1, 3) for part in range(3))
     seen = np.tril(np.ones((inp.shape[1], inp.shape[1])))
-    powers = np.exp(query @ key.transpose(0, 1, 3, 2) / np.sqrt(inp.shape[-1])) * seen
-    att = powers / powers.sum(axis=-1, keepdims=True)
-    out = (att @ value).transpose(0, 2, 1, 3)
+    preatt = stored(query @ key.transpose(0, 1, 3, 2)) / np.sqrt(inp.shape[-1])
+    powers = np.exp(preatt - preatt.max(axis=-1, keepdims=True)) * seen
+    att = stored(powers / powers.sum(axis=-1, keepdims=True))
+    out = stored(att @ value).transpose(0, 2, 1, 3)
     return {"out": out}
+
+
+def attention_scores_forward(inp: Array, *, stored: Stored = unchanged) -> dict[str, Array]:
+    """Return out."""
+    query, key = (inp[:, :, part].transpose(0, 2, 1, 3) for part in range(2))
+    upper = np.triu(np.full((inp.shape[1], inp.shape[1]), np.nan), 1)
+    out = query @ key.transpose(0, 1, 3, 2) / np.sqrt(inp.shape[-1]) + upper
+    return {"out": out}
+
+
+def attention_softmax_forward(inp: Array, datt: Array, *, stored: Stored = unchanged) -> dict[str, Array]:
+    """Return dpreatt."""
+    query, key = (inp[:, :, part].transpose(0, 2, 1, 3) for part in range(2))
+    scale = np.sqrt(inp.shape[-1])
+    powers = np.exp(query @ key.transpose(0, 1, 3, 2) / scale) * np.tril(np.ones(datt.shape[-2:]))
+    att = powers / powers.sum(axis=-1, keepdims=True)
+    dpreatt = att * (datt - (att * datt).sum(axis=-1, keepdims=True)) / scale
+    return {"dpreatt": dpreatt}
 
 
 def classifier_forward(
@@ -170,6 +189,13 @@ def encoder_backward(
     return {"wte": dwte, "wpe": dwpe}
 
 
+def global_norm_forward(values: Array, *, stored: Stored = unchanged) -> dict[str, Array]:
+    """Return out."""
+    out = np.full(16384, np.nan)
+    out[0] = (values**2).sum()
+    return {"out": out}
+
+
 def matmul_forward(inp: Array, weight: Array, bias: Array, *, stored: Stored = unchanged) -> dict[str, Array]:
     """Return out."""
     out = inp @ weight.T + bias
@@ -184,6 +210,12 @@ def matmul_backward(
     dweight = dout.reshape(-1, dout.shape[-1]).T @ inp.reshape(-1, inp.shape[-1])
     dbias = dout.sum(axis=(0, 1))
     return {"inp": dinp, "weight": dweight, "bias": dbias}
+
+
+def permute_forward(matrix: Array, *, stored: Stored = unchanged) -> dict[str, Array]:
+    """Return out_matrix."""
+    out_matrix = matrix.transpose(3, 0, 2, 1)
+    return {"out_matrix": out_matrix}
 
 
 def softmax_forward(inp: Array, *, stored: Stored = unchanged) -> dict[str, Array]:
@@ -376,6 +408,47 @@ REFERENCES = {
         ),
         "T",
     ),
+    "attention_scores": Reference(
+        "attention_scores",
+        "",
+        attention_scores_forward,
+        None,
+        (
+            CReference(
+                "references_c/dev/cuda/trimat_forward/trimul_cpu.c",
+                "trimul_cpu",
+                (("out", "double*"), ("inp", "const double*"), ("B", "int"), ("T", "int"), ("C", "int"), ("NH", "int")),
+                ("out", "inp", "B", "T", "C", "NH"),
+                "dev/cuda/trimat_forward.cu:33",
+            ),
+        ),
+        "HS",
+    ),
+    "attention_softmax": Reference(
+        "attention_softmax",
+        "",
+        attention_softmax_forward,
+        None,
+        (
+            CReference(
+                "references_c/dev/cuda/attention_backward/attention_forward_cpu.c",
+                "attention_forward_cpu",
+                (
+                    ("out", "double*"),
+                    ("preatt", "double*"),
+                    ("att", "double*"),
+                    ("inp", "double*"),
+                    ("B", "int"),
+                    ("T", "int"),
+                    ("C", "int"),
+                    ("NH", "int"),
+                ),
+                ("out", "preatt", "att", "inp", "B", "T", "C", "NH"),
+                "dev/cuda/attention_backward.cu:34",
+            ),
+        ),
+        "T",
+    ),
     "classifier": Reference(
         "classifier",
         "",
@@ -490,6 +563,14 @@ REFERENCES = {
         ),
         "T",
     ),
+    "global_norm": Reference(
+        "global_norm",
+        "",
+        global_norm_forward,
+        None,
+        (),
+        "C",
+    ),
     "matmul": Reference(
         "matmul",
         "",
@@ -530,8 +611,49 @@ REFERENCES = {
                 ("dinp", "dweight", "dbias", "dout", "inp", "weight", "B", "T", "C", "OC"),
                 "dev/cuda/matmul_backward_bias.cu:39",
             ),
+            CReference(
+                "references_c/dev/cuda/matmul_backward/matmul_backward_cpu.c",
+                "matmul_backward_cpu",
+                (
+                    ("dinp", "double*"),
+                    ("dweight", "double*"),
+                    ("dbias", "double*"),
+                    ("dout", "double*"),
+                    ("inp", "double*"),
+                    ("weight", "double*"),
+                    ("B", "int"),
+                    ("T", "int"),
+                    ("C", "int"),
+                    ("OC", "int"),
+                ),
+                ("dinp", "dweight", "dbias", "dout", "inp", "weight", "B", "T", "C", "OC"),
+                "dev/cuda/matmul_backward.cu:19",
+            ),
         ),
         "OC",
+    ),
+    "permute": Reference(
+        "permute",
+        "",
+        permute_forward,
+        None,
+        (
+            CReference(
+                "references_c/dev/cuda/permute/permute_cpu.c",
+                "permute_cpu",
+                (
+                    ("matrix", "const double*"),
+                    ("out_matrix", "double*"),
+                    ("dim1", "int"),
+                    ("dim2", "int"),
+                    ("dim3", "int"),
+                    ("dim4", "int"),
+                ),
+                ("matrix", "out_matrix", "B", "T", "NH", "HS"),
+                "dev/cuda/permute.cu:12",
+            ),
+        ),
+        None,
     ),
     "softmax": Reference(
         "softmax",
@@ -571,6 +693,16 @@ CHECKS = {
         {"out": ("B", "T", "NH", "HS")},
         {"B": "2", "T": "64", "C": "64", "NH": "2", "HS": "32"},
     ),
+    "attention_scores": Check(
+        {"inp": ("B", "T", "3", "NH", "HS")},
+        {"out": ("B", "NH", "T", "T")},
+        {"B": "1", "T": "128", "C": "128", "NH": "2", "HS": "64"},
+    ),
+    "attention_softmax": Check(
+        {"inp": ("B", "T", "3", "NH", "HS"), "datt": ("B", "NH", "T", "T")},
+        {"dpreatt": ("B", "NH", "T", "T")},
+        {"B": "1", "T": "128", "C": "16", "NH": "2", "HS": "8"},
+    ),
     "classifier": Check(
         {"logits": ("B", "T", "V"), "dlosses": ("B", "T"), "targets": ("B", "T")},
         {"losses": ("B", "T"), "dlogits": ("B", "T", "V")},
@@ -589,10 +721,16 @@ CHECKS = {
         {"B": "2", "T": "max(block_size, 64) / 2", "C": "64", "V": "37"},
         below={"inp": "V"},
     ),
+    "global_norm": Check({"values": ("C",)}, {"out": ("P",)}, {"C": "4096", "P": "16384"}),
     "matmul": Check(
         {"inp": ("B", "T", "C"), "weight": ("OC", "C"), "bias": ("OC",)},
         {"out": ("B", "T", "OC")},
         {"B": "2", "T": "64", "C": "32", "OC": "128"},
+    ),
+    "permute": Check(
+        {"matrix": ("B", "T", "NH", "HS")},
+        {"out_matrix": ("HS", "B", "NH", "T")},
+        {"B": "3", "T": "17", "NH": "5", "HS": "8"},
     ),
     "softmax": Check(
         {"inp": ("B", "T", "C")}, {"out": ("B", "T", "C")}, {"B": "2", "T": "32", "C": "max(block_size, 128)"}
@@ -911,9 +1049,134 @@ VARIANTS = (
         "attention",
         "forward",
         "dev.cuda.attention_forward",
+        "attention_forward5",
+        ("out", "vaccum", "qkvr", "scores", "weights", "inp", "B", "T", "C", "NH", "block_size", "0", "0"),
+        "dev/cuda/attention_forward.cu",
+        precisions=("bfloat16",),
+        zeros=("weights",),
+    ),
+    Variant(
+        "attention",
+        "forward",
+        "dev.cuda.attention_forward",
         "attention_forward3",
         ("out", "vaccum", "qkvr", "preatt", "att", "inp", "B", "T", "C", "NH", "block_size"),
         "dev/cuda/attention_forward.cu",
+    ),
+    Variant(
+        "attention_scores",
+        "forward",
+        "dev.cuda.trimat_forward",
+        "trimul_gpu",
+        ("0", "out", "inp", "B", "T", "C", "NH"),
+        "dev/cuda/trimat_forward.cu",
+    ),
+    Variant(
+        "attention_scores",
+        "forward",
+        "dev.cuda.trimat_forward",
+        "trimul_gpu",
+        ("1", "out", "inp", "B", "T", "C", "NH"),
+        "dev/cuda/trimat_forward.cu",
+    ),
+    Variant(
+        "attention_scores",
+        "forward",
+        "dev.cuda.trimat_forward",
+        "trimul_gpu",
+        ("2", "out", "inp", "B", "T", "C", "NH"),
+        "dev/cuda/trimat_forward.cu",
+    ),
+    Variant(
+        "attention_scores",
+        "forward",
+        "dev.cuda.trimat_forward",
+        "trimul_gpu",
+        ("3", "out", "inp", "B", "T", "C", "NH"),
+        "dev/cuda/trimat_forward.cu",
+    ),
+    Variant(
+        "attention_scores",
+        "forward",
+        "dev.cuda.trimat_forward",
+        "trimul_gpu",
+        ("4", "out", "inp", "B", "T", "C", "NH"),
+        "dev/cuda/trimat_forward.cu",
+    ),
+    Variant(
+        "attention_softmax",
+        "forward",
+        "dev.cuda.attention_backward",
+        "launch_softmax_1",
+        ("dpreatt", "datt", "att", "B", "T", "C", "NH", "block_size"),
+        "dev/cuda/attention_backward.cu",
+        zeros=("dpreatt",),
+    ),
+    Variant(
+        "attention_softmax",
+        "forward",
+        "dev.cuda.attention_backward",
+        "launch_softmax_2",
+        ("dpreatt", "datt", "att", "B", "T", "C", "NH", "block_size"),
+        "dev/cuda/attention_backward.cu",
+        zeros=("dpreatt",),
+    ),
+    Variant(
+        "attention_softmax",
+        "forward",
+        "dev.cuda.attention_backward",
+        "launch_softmax_3",
+        ("dpreatt", "datt", "att", "B", "T", "C", "NH", "block_size"),
+        "dev/cuda/attention_backward.cu",
+        zeros=("dpreatt",),
+    ),
+    Variant(
+        "attention_softmax",
+        "forward",
+        "dev.cuda.attention_backward",
+        "launch_softmax_4",
+        ("dpreatt", "datt", "att", "B", "T", "C", "NH", "block_size"),
+        "dev/cuda/attention_backward.cu",
+        zeros=("dpreatt",),
+    ),
+    Variant(
+        "attention_softmax",
+        "forward",
+        "dev.cuda.attention_backward",
+        "launch_softmax_5",
+        ("dpreatt", "datt", "att", "B", "T", "C", "NH", "block_size"),
+        "dev/cuda/attention_backward.cu",
+        zeros=("dpreatt",),
+    ),
+    Variant(
+        "attention_softmax",
+        "forward",
+        "dev.cuda.attention_backward",
+        "launch_softmax_6",
+        ("dpreatt", "datt", "att", "B", "T", "C", "NH", "block_size"),
+        "dev/cuda/attention_backward.cu",
+        blocks=(32, 64, 128),
+        zeros=("dpreatt",),
+    ),
+    Variant(
+        "attention_softmax",
+        "forward",
+        "dev.cuda.attention_backward",
+        "launch_softmax_7",
+        ("dpreatt", "datt", "att", "B", "T", "C", "NH", "block_size"),
+        "dev/cuda/attention_backward.cu",
+        blocks=(32,),
+        zeros=("dpreatt",),
+    ),
+    Variant(
+        "attention_softmax",
+        "forward",
+        "dev.cuda.attention_backward",
+        "launch_softmax_8",
+        ("dpreatt", "datt", "att", "B", "T", "C", "NH", "block_size"),
+        "dev/cuda/attention_backward.cu",
+        blocks=(32,),
+        zeros=("dpreatt",),
     ),
     Variant(
         "classifier",
@@ -1010,6 +1273,42 @@ VARIANTS = (
         "encoder_backward2",
         ("dwte", "dwpe", "dout", "inp", "B", "T", "C", "block_size"),
         "dev/cuda/encoder_backward.cu",
+    ),
+    Variant(
+        "global_norm",
+        "forward",
+        "dev.cuda.global_norm",
+        "global_norm1",
+        ("out", "values", "C", "block_size"),
+        "dev/cuda/global_norm.cu",
+        zeros=("out",),
+    ),
+    Variant(
+        "global_norm",
+        "forward",
+        "dev.cuda.global_norm",
+        "global_norm2",
+        ("out", "values", "C", "block_size"),
+        "dev/cuda/global_norm.cu",
+        zeros=("out",),
+    ),
+    Variant(
+        "global_norm",
+        "forward",
+        "dev.cuda.global_norm",
+        "global_norm3",
+        ("out", "values", "C", "block_size"),
+        "dev/cuda/global_norm.cu",
+        zeros=("out",),
+    ),
+    Variant(
+        "global_norm",
+        "forward",
+        "dev.cuda.global_norm",
+        "global_norm4",
+        ("out", "values", "C", "block_size"),
+        "dev/cuda/global_norm.cu",
+        zeros=("out",),
     ),
     Variant(
         "matmul",
@@ -1111,6 +1410,22 @@ VARIANTS = (
         ("dbias", "dout", "B", "T", "OC", "block_size"),
         "dev/cuda/matmul_backward_bias.cu",
         blocks=(128, 256, 512, 1024),
+    ),
+    Variant(
+        "matmul",
+        "backward",
+        "dev.cuda.matmul_backward",
+        "matmul_backward1",
+        ("dinp", "dweight", "dbias", "dout", "inp", "weight", "inp", "B", "T", "C", "OC"),
+        "dev/cuda/matmul_backward.cu",
+    ),
+    Variant(
+        "permute",
+        "forward",
+        "dev.cuda.permute",
+        "permute_on_device",
+        ("matrix", "out_matrix", "B", "T", "NH", "HS", "block_size"),
+        "dev/cuda/permute.cu",
     ),
     Variant(
         "softmax",

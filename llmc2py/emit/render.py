@@ -382,8 +382,9 @@ def _variants(plan: PackagePlan) -> list[str]:
 
 
 def _variant_arguments(launcher: LaunchPlan, given: list[str]) -> str:
-    """Return a call's arguments with what the launcher asks its callers for, under its own name."""
-    return tuple_text(quoted(item) for item in [*given, *(one.name for one in launcher.asked)])
+    """Return a call's arguments with what the launcher asks its callers for, under its own name if none is given."""
+    asked = launcher.asked[max(len(given) - len(launcher.parameters), 0) :]
+    return tuple_text(quoted(item) for item in [*given, *(one.name for one in asked)])
 
 
 def _variant_limits(variant: VariantCall) -> str:

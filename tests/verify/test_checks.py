@@ -60,6 +60,21 @@ def test_what_is_computed_in_place_begins_with_the_input(made, mutate):
     assert failed(check_variant(subject_of(package, "adamw", "adamw_dispatch1"))) == {"NumPy"}
 
 
+def test_where_the_reference_is_nan_any_result_is_right(made, mutate):
+    assert failed(check_variant(subject_of(made, "global_norm", "global_norm4"))) == set()
+    package = mutate("references.py", r"out\[0\] = \(values\*\*2\)\.sum\(\)", "pass")
+    rows = check_variant(subject_of(package, "global_norm", "global_norm4"))
+    assert {row.ok for row in rows} == {False}
+    assert "every block is refused: the reference gives NaN alone" in rows[0].detail
+
+
+def test_launchers_that_are_reached_by_number_have_rows_of_their_own(made):
+    rows = verify_package(str(made), "cpu", ["attention_scores"])
+    assert {row.layer for row in rows} == {f"trimul_gpu({number})" for number in range(5)}
+    assert {row.check for row in rows} == {"launch, NumPy", "launch, trimul_cpu"}
+    assert all(row.ok for row in rows)
+
+
 def test_a_variant_runs_in_its_own_blocks_and_precisions_alone(made):
     loaded = load_package(str(made))
     precisions = {
