@@ -116,14 +116,30 @@ def adamw_forward(
 
 
 def attention_forward(inp: Array, *, stored: Stored = unchanged) -> dict[str, Array]:
-    """Return out."""
-    query, key, value = (inp[:, :, part].transpose(0, 2, 1, 3) for part in range(3))
+    """Return out, qkvr."""
+    qkvr = inp.transpose(2, 0, 3, 1, 4)
+    query, key, value = qkvr[0], qkvr[1], qkvr[2]
     seen = np.tril(np.ones((inp.shape[1], inp.shape[1])))
     preatt = stored(query @ key.transpose(0, 1, 3, 2)) / np.sqrt(inp.shape[-1])
     powers = np.exp(preatt - preatt.max(axis=-1, keepdims=True)) * seen
     att = stored(powers / powers.sum(axis=-1, keepdims=True))
     out = stored(att @ value).transpose(0, 2, 1, 3)
-    return {"out": out}
+    return {"out": out, "qkvr": qkvr}
+
+
+def attention_backward(inp: Array, dout: Array, dqkvr: Array, *, stored: Stored = unchanged) -> dict[str, Array]:
+    """Return the gradients of the inputs, by the inputs' names."""
+    qkvr = inp.transpose(2, 0, 3, 1, 4)
+    query, key, value = qkvr[0], qkvr[1], qkvr[2]
+    scale = np.sqrt(inp.shape[-1])
+    powers = np.exp(query @ key.transpose(0, 1, 3, 2) / scale) * np.tril(np.ones((inp.shape[1], inp.shape[1])))
+    att = powers / powers.sum(axis=-1, keepdims=True)
+    dy = dout.transpose(0, 2, 1, 3)
+    datt = dy @ value.transpose(0, 1, 3, 2)
+    dscores = att * (datt - (att * datt).sum(axis=-1, keepdims=True)) / scale
+    parts = dscores @ key, dscores.transpose(0, 1, 3, 2) @ query, att.transpose(0, 1, 3, 2) @ dy
+    dinp = np.stack(parts).transpose(1, 3, 0, 2, 4)
+    return {"inp": dinp}
 
 
 def attention_scores_forward(inp: Array, *, stored: Stored = unchanged) -> dict[str, Array]:
@@ -387,7 +403,7 @@ REFERENCES = {
         "attention",
         "",
         attention_forward,
-        None,
+        attention_backward,
         (
             CReference(
                 "references_c/dev/cuda/attention_forward/attention_forward_cpu.c",
@@ -404,6 +420,25 @@ REFERENCES = {
                 ),
                 ("out", "preatt", "att", "inp", "B", "T", "C", "NH"),
                 "dev/cuda/attention_forward.cu:34",
+            ),
+            CReference(
+                "references_c/dev/cuda/attention_backward/attention_backward_cpu.c",
+                "attention_backward_cpu",
+                (
+                    ("dinp", "double*"),
+                    ("dpreatt", "double*"),
+                    ("datt", "double*"),
+                    ("dout", "double*"),
+                    ("inp", "double*"),
+                    ("att", "double*"),
+                    ("B", "int"),
+                    ("T", "int"),
+                    ("C", "int"),
+                    ("NH", "int"),
+                ),
+                ("dinp", "dscores", "dweights", "dout", "inp", "att", "B", "T", "C", "NH"),
+                "dev/cuda/attention_backward.cu:75",
+                ("dscores", "dweights"),
             ),
         ),
         "T",
@@ -690,7 +725,7 @@ CHECKS = {
     ),
     "attention": Check(
         {"inp": ("B", "T", "3", "NH", "HS")},
-        {"out": ("B", "T", "NH", "HS")},
+        {"out": ("B", "T", "NH", "HS"), "qkvr": ("3", "B", "NH", "T", "HS")},
         {"B": "2", "T": "64", "C": "64", "NH": "2", "HS": "32"},
     ),
     "attention_scores": Check(
@@ -1062,6 +1097,225 @@ VARIANTS = (
         "attention_forward3",
         ("out", "vaccum", "qkvr", "preatt", "att", "inp", "B", "T", "C", "NH", "block_size"),
         "dev/cuda/attention_forward.cu",
+    ),
+    Variant(
+        "attention",
+        "backward",
+        "dev.cuda.attention_backward",
+        "attention_backward1",
+        (
+            "dinp",
+            "dparts",
+            "dpreatt",
+            "datt",
+            "dvaccum",
+            "dout",
+            "inp",
+            "qkvr",
+            "preatt",
+            "att",
+            "vaccum",
+            "B",
+            "T",
+            "C",
+            "NH",
+            "launch_softmax_1",
+            "block_size",
+        ),
+        "dev/cuda/attention_backward.cu",
+        zeros=("dpreatt", "datt", "dvaccum", "dparts"),
+    ),
+    Variant(
+        "attention",
+        "backward",
+        "dev.cuda.attention_backward",
+        "attention_backward1",
+        (
+            "dinp",
+            "dparts",
+            "dpreatt",
+            "datt",
+            "dvaccum",
+            "dout",
+            "inp",
+            "qkvr",
+            "preatt",
+            "att",
+            "vaccum",
+            "B",
+            "T",
+            "C",
+            "NH",
+            "launch_softmax_2",
+            "block_size",
+        ),
+        "dev/cuda/attention_backward.cu",
+        zeros=("dpreatt", "datt", "dvaccum", "dparts"),
+    ),
+    Variant(
+        "attention",
+        "backward",
+        "dev.cuda.attention_backward",
+        "attention_backward1",
+        (
+            "dinp",
+            "dparts",
+            "dpreatt",
+            "datt",
+            "dvaccum",
+            "dout",
+            "inp",
+            "qkvr",
+            "preatt",
+            "att",
+            "vaccum",
+            "B",
+            "T",
+            "C",
+            "NH",
+            "launch_softmax_3",
+            "block_size",
+        ),
+        "dev/cuda/attention_backward.cu",
+        zeros=("dpreatt", "datt", "dvaccum", "dparts"),
+    ),
+    Variant(
+        "attention",
+        "backward",
+        "dev.cuda.attention_backward",
+        "attention_backward1",
+        (
+            "dinp",
+            "dparts",
+            "dpreatt",
+            "datt",
+            "dvaccum",
+            "dout",
+            "inp",
+            "qkvr",
+            "preatt",
+            "att",
+            "vaccum",
+            "B",
+            "T",
+            "C",
+            "NH",
+            "launch_softmax_4",
+            "block_size",
+        ),
+        "dev/cuda/attention_backward.cu",
+        zeros=("dpreatt", "datt", "dvaccum", "dparts"),
+    ),
+    Variant(
+        "attention",
+        "backward",
+        "dev.cuda.attention_backward",
+        "attention_backward1",
+        (
+            "dinp",
+            "dparts",
+            "dpreatt",
+            "datt",
+            "dvaccum",
+            "dout",
+            "inp",
+            "qkvr",
+            "preatt",
+            "att",
+            "vaccum",
+            "B",
+            "T",
+            "C",
+            "NH",
+            "launch_softmax_5",
+            "block_size",
+        ),
+        "dev/cuda/attention_backward.cu",
+        zeros=("dpreatt", "datt", "dvaccum", "dparts"),
+    ),
+    Variant(
+        "attention",
+        "backward",
+        "dev.cuda.attention_backward",
+        "attention_backward1",
+        (
+            "dinp",
+            "dparts",
+            "dpreatt",
+            "datt",
+            "dvaccum",
+            "dout",
+            "inp",
+            "qkvr",
+            "preatt",
+            "att",
+            "vaccum",
+            "B",
+            "T",
+            "C",
+            "NH",
+            "launch_softmax_6",
+            "block_size",
+        ),
+        "dev/cuda/attention_backward.cu",
+        blocks=(32, 64),
+        zeros=("dpreatt", "datt", "dvaccum", "dparts"),
+    ),
+    Variant(
+        "attention",
+        "backward",
+        "dev.cuda.attention_backward",
+        "attention_backward1",
+        (
+            "dinp",
+            "dparts",
+            "dpreatt",
+            "datt",
+            "dvaccum",
+            "dout",
+            "inp",
+            "qkvr",
+            "preatt",
+            "att",
+            "vaccum",
+            "B",
+            "T",
+            "C",
+            "NH",
+            "launch_softmax_7",
+            "block_size",
+        ),
+        "dev/cuda/attention_backward.cu",
+        blocks=(32,),
+        zeros=("dpreatt", "datt", "dvaccum", "dparts"),
+    ),
+    Variant(
+        "attention",
+        "backward",
+        "dev.cuda.attention_backward",
+        "attention_backward1",
+        (
+            "dinp",
+            "dparts",
+            "dpreatt",
+            "datt",
+            "dvaccum",
+            "dout",
+            "inp",
+            "qkvr",
+            "preatt",
+            "att",
+            "vaccum",
+            "B",
+            "T",
+            "C",
+            "NH",
+            "launch_softmax_8",
+            "block_size",
+        ),
+        "dev/cuda/attention_backward.cu",
+        blocks=(32,),
+        zeros=("dpreatt", "datt", "dvaccum", "dparts"),
     ),
     Variant(
         "attention_scores",

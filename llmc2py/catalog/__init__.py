@@ -101,7 +101,8 @@ def _entry(table: dict[str, Any], file: str, lines: dict[str, int]) -> CatalogEn
         reference_forward=str(reference["forward"]).strip(),
         reference_backward=str(reference.get("backward", "")).strip(),
         c_references=tuple(
-            CReferenceCall(item["function"], item["file"], item["call"]) for item in reference.get("c", ())
+            CReferenceCall(item["function"], item["file"], item["call"], tuple(item.get("zeros", ())))
+            for item in reference.get("c", ())
         ),
         fast_sizes=str(table.get("fast_sizes", "all")),
         reduction=reference.get("reduction"),

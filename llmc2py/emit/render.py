@@ -17,7 +17,16 @@ from llmc2py.ir.blas import PRODUCT_CALLS
 from llmc2py.ir.conditions import PRECISIONS
 from llmc2py.ir.library import Intent, Kernel, Parameter, Reference, TemplateParameter
 from llmc2py.ir.names import python_name
-from llmc2py.ir.plans import ArraySpec, CheckPlan, LaunchPlan, ModulePlan, OpPlan, PackagePlan, VariantCall
+from llmc2py.ir.plans import (
+    ArraySpec,
+    CheckPlan,
+    CReferenceCall,
+    LaunchPlan,
+    ModulePlan,
+    OpPlan,
+    PackagePlan,
+    VariantCall,
+)
 from llmc2py.ir.types import LAUNCHER, CType
 
 
@@ -341,9 +350,7 @@ def _references(plan: PackagePlan) -> dict[str, Any]:
                 "outputs": f"{{{', '.join(f'{quoted(one.name)}: {one.name}' for one in op.outputs)}}}",
                 "gradients": f"{{{', '.join(f'{quoted(name)}: d{name}' for name in differentiable)}}}",
                 "c": [
-                    _c_reference(plan, one.file, one.function, one.call)
-                    for one in op.c_references
-                    if (one.file, one.function) in plan.references
+                    _c_reference(plan, one) for one in op.c_references if (one.file, one.function) in plan.references
                 ],
             }
         )
@@ -401,13 +408,15 @@ def _c_path(file: str, function: str) -> str:
     return f"references_c/{pathlib.PurePosixPath(file).with_suffix('')}/{function}.c"
 
 
-def _c_reference(plan: PackagePlan, file: str, function: str, call: str) -> str:
+def _c_reference(plan: PackagePlan, one: CReferenceCall) -> str:
+    file, function, call = one.file, one.function, one.call
     reference: Reference = plan.references[file, function]
+    zeros = f", {tuple_text(map(quoted, one.zeros))}" if one.zeros else ""
     arguments = split_arguments(call[call.index("(") + 1 : call.rindex(")")])
     parameters = tuple_text(f"({quoted(name)}, {quoted(ctype)})" for name, ctype in reference.parameters)
     return (
         f"CReference({quoted(_c_path(file, function))}, {quoted(function)}, {parameters}, "
-        f"{tuple_text(quoted(one) for one in arguments)}, {quoted(reference.span.origin)})"
+        f"{tuple_text(quoted(one) for one in arguments)}, {quoted(reference.span.origin)}{zeros})"
     )
 
 

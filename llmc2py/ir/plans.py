@@ -91,11 +91,15 @@ class Recipe:
 
 @dataclass(frozen=True)
 class CReferenceCall:
-    """How an op calls a C reference: the function, its file, and what goes into each parameter."""
+    """How an op calls a C reference: the function, its file, and what goes into each parameter.
+
+    ``zeros`` are arrays that have to begin with noughts.
+    """
 
     function: str
     file: str
     call: str
+    zeros: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ class CReference:
     """A C function that computes in double: its file in the package, its parameters, and how the op's names go in.
 
     ``parameters`` are pairs of name and C type, ``arguments`` the expressions for them in terms of the op's arrays and
-    sizes.
+    sizes. ``zeros`` are arrays beside that it adds to.
     """
 
     file: str
@@ -31,6 +31,7 @@ class CReference:
     parameters: tuple[tuple[str, str], ...]
     arguments: tuple[str, ...]
     origin: str
+    zeros: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -181,6 +181,8 @@ class CScope:
                 )
             return self.arrays[name]
         given = self._given.get(name)
+        if given is None and name not in self.spec.outputs and not (name.startswith("d") and name[1:] in self.inputs):
+            given = self.arrays.get(name)  # not every array that a function reads alone is const
         array = self._new(name, _C_DTYPES[ctype]) if given is None else given.copy()
         self.arrays[name] = array
         return array
@@ -234,7 +236,10 @@ def call_reference(item: CReference, scope: CScope, folder: pathlib.Path) -> lis
     written = []
     for (_, ctype), argument in zip(item.parameters, item.arguments, strict=True):
         if ctype.endswith("*"):
-            passed.append(ctypes.c_void_p(scope.array(argument, ctype).ctypes.data))
+            array = scope.array(argument, ctype)
+            if argument in item.zeros:
+                array[...] = 0
+            passed.append(ctypes.c_void_p(array.ctypes.data))
             if not ctype.startswith("const "):
                 written.append(argument)
         elif ctype in ("double", "float"):

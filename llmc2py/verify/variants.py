@@ -62,9 +62,10 @@ class VariantSubject:
 
     def row(self, shape: str, check: str, outcome: tuple[bool, float, float, str]) -> VerifyRow:
         """Return a row of the table."""
-        first = self.variant.arguments[0]
-        number = f"({first})" if first.isdigit() else ""
-        return VerifyRow(f"{self.variant.launcher}{number}", self.precision, shape, check, *outcome)
+        pairs = zip(self.launcher.params, self.variant.arguments, strict=False)
+        chosen = [text for param, text in pairs if param.base == "launcher" or param.name == "kernel_num"]
+        name = f"{self.variant.launcher}({', '.join(chosen)})" if chosen else self.variant.launcher
+        return VerifyRow(name, self.precision, shape, check, *outcome)
 
     def case(self, block_size: int) -> Case:
         """Return the sizes that it runs on in blocks of a size."""
@@ -150,6 +151,7 @@ class _Expectation:
     def __init__(self, subject: VariantSubject, case: Case) -> None:
         spec, reference = subject.spec, subject.reference
         self.is_check = subject.check is not None
+        self.saved: Arrays = {}
         dtype = PRECISIONS[subject.precision]
         self.inputs = subject.values(case)
         self.incoming = {f"d{name}": array for name, array in gradient_values(spec, case, dtype).items()}
@@ -158,6 +160,7 @@ class _Expectation:
             self.numpy = expected_outputs(reference, self.inputs, dtype, case)
         else:
             found = expected_gradients(reference, spec, self.inputs, incoming, dtype, case)
+            self.saved = expected_outputs(reference, self.inputs, dtype, case).values if self.is_check else {}
             self.numpy = Expected(_gradients(found.values), _gradients(found.allowed))
         scope = CScope(case, spec, self.inputs, incoming)
         self.beside: dict[str, Arrays] = {}
@@ -224,6 +227,10 @@ def _run(subject: VariantSubject, case: Case, expected: _Expectation, block_size
     written: dict[str, Any] = {}
     types = {one.name: _ELEMENT[subject.precision] for one in subject.launcher.template if one.kind == "type"}
     for param, argument in zip(subject.launcher.params, subject.variant.arguments, strict=True):
+        if param.base == "launcher":
+            module = importlib.import_module(f"{subject.package.module.__name__}.{subject.variant.module}")
+            given.append(getattr(module, argument))
+            continue
         if not param.is_pointer:
             given.append(_scalar(argument, case, block_size, param))
             continue
@@ -249,11 +256,12 @@ def _values(subject: VariantSubject, expected: _Expectation, param: Param, name:
     """Return what an array holds before the launch: values that are read, NaN or noughts where it is written."""
     spec = subject.spec
     if not param.is_written or name in expected.inputs or name in expected.incoming:
-        known: NDArray[Any] | None = expected.inputs.get(name, expected.arrays.get(name))
-        if known is None and param.intent is not None:
+        given = (found.get(name) for found in (expected.inputs, expected.saved, expected.arrays))
+        known: NDArray[Any] | None = next((array for array in given if array is not None), None)
+        if known is None and param.intent is not None and name not in subject.variant.zeros:
             raise LookupError(f"`{name}` is read, and neither the op nor a C reference gives it")
         if known is not None:
-            return known
+            return np.zeros_like(known) if name in subject.variant.zeros else known
     begins = 0.0 if name in subject.variant.zeros else np.nan
     if name in spec.outputs:
         return np.full(case.shape(spec.outputs[name]), begins)

@@ -75,6 +75,23 @@ def test_launchers_that_are_reached_by_number_have_rows_of_their_own(made):
     assert all(row.ok for row in rows)
 
 
+def test_a_launcher_that_takes_another_is_given_it_by_name(made, mutate):
+    def rows_of(package):
+        subject = subject_of(package, "attention", "attention_backward1")
+        assert "launch_softmax_1" in subject.variant.arguments
+        return check_variant(subject)
+
+    rows = rows_of(made)
+    assert {row.layer for row in rows} == {"attention_backward1(launch_softmax_1)"}
+    assert all(row.ok for row in rows)
+    package = mutate(
+        "dev/cuda/attention_backward.py",
+        r"permute_kernel_backward, (.*?), dq, dk, dv",
+        r"permute_kernel_backward, \1, dk, dq, dv",
+    )
+    assert failed(rows_of(package)) == {"NumPy", "attention_backward_cpu"}
+
+
 def test_a_variant_runs_in_its_own_blocks_and_precisions_alone(made):
     loaded = load_package(str(made))
     precisions = {
