@@ -185,7 +185,7 @@ class FusedResidualLayerNormFunction(Function):
         normed = empty_like(inp1)
         mean = empty((N,), float32, inp1)
         rstd = empty((N,), float32, inp1)
-        if C % vector == 0 and N % 8 == 0:
+        if C % vector == 0 and N % 8 == 0 and (160 * C // vector <= device_of(inp1).sharedMemPerBlockOptin):
             fused_residual_forward5(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C)
         else:
             elementwise(residual_forward, (residual, inp1, inp2), N * C, RESIDUAL_FORWARD_QUANTUM[inp1.dtype])
