@@ -47,6 +47,10 @@ _ROWS, _COLUMNS, _ELEMENTS = 64, 128, 16384
 _NAN = float("nan")
 
 
+class _RefusedError(Exception):
+    """A launcher's own assert forbids what it is given."""
+
+
 @dataclass(frozen=True)
 class VariantSubject:
     """A variant in one precision, with the op that it computes and where it runs."""
@@ -132,7 +136,7 @@ def check_variant(subject: VariantSubject) -> list[VerifyRow]:
             rows += [subject.row(shape, f"{check}, {name}", outcome) for name, outcome in outcomes]
         except (ToolMissingError, CompileError):
             raise
-        except ValueError as fault:
+        except _RefusedError as fault:
             refused = str(fault)
         except Exception as fault:
             rows.append(subject.row(shape, check, _raised(fault)))
@@ -240,7 +244,10 @@ def _run(subject: VariantSubject, case: Case, expected: _Expectation, block_size
         given.append(array)
         if param.is_written:
             written[argument] = array
-    subject.launcher(*given)
+    try:
+        subject.launcher(*given)
+    except ValueError as fault:
+        raise _RefusedError(str(fault)) from fault
     return {name: as_numpy(array) for name, array in written.items()}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from llmc2py.verify import variants
 from llmc2py.verify.packages import load_package
 from llmc2py.verify.report import verify_package
 from llmc2py.verify.variants import BLOCK_SIZES, check_variant, variant_case, variant_subjects
@@ -62,6 +63,20 @@ def test_a_block_that_the_launcher_refuses_is_passed_over(mutate):
     rows = check_variant(subject_of(package, "GeLU", "gelu_forward1"))
     assert {block for _, block in checks_of(rows)} == {"block 256", "block 512", "block 1024"}
     assert all(row.ok for row in rows)
+
+
+def test_a_fault_of_the_comparison_is_no_refusal(made, monkeypatch):
+    subject = subject_of(made, "GeLU", "gelu_forward1")
+    whole = variants.compare
+
+    def compare(actual, wanted, allowed):
+        if actual.size == variant_case(subject.spec, 64).rows:
+            raise ValueError("shapes do not fit")
+        return whole(actual, wanted, allowed)
+
+    monkeypatch.setattr(variants, "compare", compare)
+    rows = check_variant(subject)
+    assert any("ValueError: shapes do not fit" in row.detail and not row.ok for row in rows)
 
 
 def test_a_launcher_that_refuses_every_block_fails(mutate):
