@@ -146,6 +146,11 @@ def cli() -> None:
 )  # fmt: skip
 @_catalog_option
 @_only_option("layers, source files and kernels")
+@click.option(
+    "--target", "targets", multiple=True, type=click.Choice(["cupy", "torch"]),
+    help="A framework to write layers for beside those on CuPy arrays; may be given several times "
+    "[default: those that DIR was generated for].",
+)  # fmt: skip
 @click.option("--check", is_flag=True, help="Write nothing; show how DIR differs and exit with 1 where it does.")
 @_verbose_option
 def generate(
@@ -153,6 +158,7 @@ def generate(
     output: pathlib.Path | None,
     catalogs: tuple[pathlib.Path, ...],
     only: tuple[str, ...],
+    targets: tuple[str, ...],
     check: bool,
     verbose: bool,
     as_json: bool,
@@ -163,7 +169,7 @@ def generate(
 
     output = output if output is not None else pipeline.default_output(source)
     with console.Progress(f"reading {source}", quiet=as_json):
-        made = pipeline.generate(source, catalogs, only)
+        made = pipeline.generate(source, catalogs, only, targets or pipeline.former_targets(output))
     difference = diff_package(output, made.files) if check else []
     if not check:
         write_package(output, made.files)

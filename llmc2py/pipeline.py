@@ -13,6 +13,7 @@ from llmc2py.catalog import builtin_entries, builtin_replacements, is_entry, rea
 from llmc2py.diagnostics import Diagnostic, Severity, SourceSpan, UsageError
 from llmc2py.emit.lock import LOCK_NAME, emit_lock
 from llmc2py.emit.render import render_package
+from llmc2py.emit.targets import BASE_TARGET, TARGETS, targets_in_lock
 from llmc2py.frontend.creference import parse_references
 from llmc2py.ir.catalog import CatalogEntry
 from llmc2py.ir.library import Library, Reference
@@ -34,12 +35,19 @@ class Generated:
     diagnostics: tuple[Diagnostic, ...]
 
 
-def generate(source: pathlib.Path, catalogs: Sequence[pathlib.Path] = (), only: Sequence[str] = ()) -> Generated:
+def generate(
+    source: pathlib.Path,
+    catalogs: Sequence[pathlib.Path] = (),
+    only: Sequence[str] = (),
+    targets: Sequence[str] = (),
+) -> Generated:
     """Read a source tree and render the package of it; nothing is written.
 
     ``catalogs`` are TOML files of entries beyond the built-in ones and those in the source's root; ``only`` are globs
-    on source files, op names and kernel names. Raises UsageError for what cannot be read at all.
+    on source files, op names and kernel names; ``targets`` are `TARGETS` or "cupy". Raises UsageError for what
+    cannot be read at all.
     """
+    targets = sorted(set(targets) - {BASE_TARGET})
     entries = load_entries(source, catalogs)
     library = read_tree_once(source)
     if only:
@@ -50,6 +58,8 @@ def generate(source: pathlib.Path, catalogs: Sequence[pathlib.Path] = (), only: 
     with paused_collection():
         plan, diagnostics = lower_library(library, entries, builtin_replacements())
         files = render_package(plan)
+        for target in targets:
+            files |= TARGETS[target](plan)
     catalog_hashes = {entry.file: hashlib.sha256(repr(entry).encode()).hexdigest() for entry in entries}
     lock = emit_lock(__version__, library.hashes, catalog_hashes, files)
     return Generated(files | {LOCK_NAME: lock}, plan, library, (*library.diagnostics, *diagnostics))
@@ -97,6 +107,15 @@ def local_catalog(source: pathlib.Path) -> list[pathlib.Path]:
 def default_output(source: pathlib.Path) -> pathlib.Path:
     """Return where the package of a source goes unless the user says otherwise."""
     return source / DEFAULT_OUTPUT if local_catalog(source) else pathlib.Path(DEFAULT_OUTPUT)
+
+
+def former_targets(output: pathlib.Path) -> tuple[str, ...]:
+    """Return the targets that the package in a folder was generated for; none where there is no package."""
+    try:
+        text = (output / LOCK_NAME).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ()
+    return targets_in_lock(text)
 
 
 def _selected(library: Library, entries: list[CatalogEntry], only: Sequence[str]) -> tuple[Library, list[CatalogEntry]]:
