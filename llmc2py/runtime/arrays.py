@@ -18,13 +18,7 @@ from llmc2py.runtime.backends import Backend
 BACKENDS: dict[str, Backend] = {}
 
 _MODULES = {"cpu": "llmc2py.runtime.host", "cuda": "llmc2py.runtime.cuda"}
-_HINTS = {
-    "torch": "pass `cupy.from_dlpack(x)` for a tensor on a GPU or `x.numpy()` for one on the CPU",
-    "jax": "pass `cupy.from_dlpack(x)` or `numpy.asarray(x)`",
-    "jaxlib": "pass `cupy.from_dlpack(x)` or `numpy.asarray(x)`",
-    "numba": "pass `cupy.asarray(x)`",
-    "builtins": "pass `numpy.asarray(x, dtype=...)`",
-}
+_HINTS = {"builtins": "pass `numpy.asarray(x, dtype=...)`"}
 
 
 class Place(NamedTuple):
@@ -69,7 +63,8 @@ def place_of(array: Any, name: str, callee: str = "") -> Place:
     full_name = kind.__name__ if package == "builtins" else f"{package}.{kind.__name__}"
     raise TypeError(
         f"{callee + ': ' if callee else ''}`{name}` is a {full_name}; "
-        f"a NumPy array (runs on the CPU) or a CuPy array (runs on CUDA) is taken: {hint}"
+        f"a NumPy array (runs on the CPU), a CuPy array (runs on CUDA), or what shares its memory by `__dlpack__` or "
+        f"`__cuda_array_interface__` is taken: {hint}"
     )
 
 

@@ -14,6 +14,7 @@ from llmc2py.runtime import arrays as arrays_module
 from llmc2py.runtime.arrays import Place, check_dtype, check_writable, common_place, is_array, numpy_pointer, place_of
 from llmc2py.runtime.csemantics import c_scalar
 from llmc2py.runtime.dtypes import C_DTYPES, c_dtype
+from llmc2py.runtime.interop import as_array, hand_back, is_foreign
 from llmc2py.runtime.params import Binding, Param, TemplateParam, bind, scalar_type
 from llmc2py.runtime.plan import Launch, Plan
 from llmc2py.runtime.replay import Run, prepare, stage
@@ -100,7 +101,7 @@ class CallSite:
                     key.append(None)
                     continue
                 else:
-                    return self(*self._normalised(args))
+                    return self._call_normalised(args)
                 pointers.append(address)
             elif cls is kind:
                 # 0.0 and -0.0 are one key to a dict, so zeros go in by their text.
@@ -108,12 +109,16 @@ class CallSite:
             elif kind is _ANY_SCALAR and (cls in _SCALARS or isinstance(value, CallSite)):
                 key += (cls, repr(value))
             else:
-                return self(*self._normalised(args))
+                return self._call_normalised(args)
         entry = tuple(key)
         run = self._prepared.get(entry)
         if run is not None:
             return run(pointers)
         return self._first_call(entry, args, pointers)
+
+    def _call_normalised(self, args: Sequence[Any]) -> None:
+        self(*self._normalised(args))
+        hand_back(args)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Return what a call with these arguments does, without compiling or running a kernel. Raises as a call."""
@@ -197,8 +202,11 @@ class CallSite:
             elif is_array(value):
                 base = np.ndarray if isinstance(value, np.ndarray) else _cupy_array
                 normal.append(value if value.__class__ is base else value.view(base))
+            elif is_foreign(value):
+                normal.append(as_array(value, param.name, self.name, written=param.is_written))
             else:
                 place_of(value, param.name, self.name)
+        _cupy_array = arrays_module.cupy_array_type() or _NoCupy
         return normal
 
     def _record(self, args: Sequence[Any]) -> Plan:

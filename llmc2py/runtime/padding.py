@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmc2py.runtime.arrays import array_module, common_place, device_scope
+from llmc2py.runtime.interop import as_array, hand_back
 from llmc2py.runtime.launcher import Launcher
 from llmc2py.runtime.params import Param
 
@@ -22,6 +23,11 @@ def elementwise(launcher: Launcher, arrays: Sequence[Any], count: int, quantum: 
     if not tail:
         return launcher(*arrays, count, *after)
     params = launcher.params[: len(arrays)]
+    given = arrays
+    arrays = [
+        as_array(array, param.name, launcher.name, written=param.is_written)
+        for param, array in zip(params, arrays, strict=True)
+    ]
     named = [(param.name, array) for param, array in zip(params, arrays, strict=True) if array is not None]
     place = common_place(launcher.name, named)
     for name, array in named:
@@ -30,6 +36,7 @@ def elementwise(launcher: Launcher, arrays: Sequence[Any], count: int, quantum: 
     if place is not None:
         with device_scope(place):
             _run_in_two(launcher, params, arrays, count, quantum, after)
+    hand_back(given)
 
 
 def _run_in_two(

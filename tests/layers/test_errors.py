@@ -67,7 +67,7 @@ def test_a_wrong_shape(bench):
         ([1.0, 2.0], "list", "numpy.asarray"),
         (None, "NoneType", "numpy.asarray"),
         (2.0, "float", "numpy.asarray"),
-        (ForeignTensor(), "torch.Tensor", "from_dlpack"),
+        (ForeignTensor(), "torch.Tensor", "numpy.asarray"),
     ],
     ids=["list", "None", "float", "torch"],
 )
@@ -204,7 +204,7 @@ def test_arrays_of_wrong_dtypes_and_kinds(bench, forward):
     forward(TypeError, r"`out` is float64, but floatX\* takes one of float32, float16, bf", out=xp.ones(SIZE))
     forward(TypeError, "`out` is float32 and `inp` is float16; all floatX arrays", inp=xp.ones(SIZE, np.float16))
     forward(TypeError, r"gelu_forward: `inp` is a list; .*numpy\.asarray", inp=[1.0] * SIZE)
-    forward(TypeError, r"gelu_forward: `inp` is a torch\.Tensor; .*from_dlpack", inp=ForeignTensor())
+    forward(TypeError, r"gelu_forward: `inp` is a torch\.Tensor; .*__dlpack__", inp=ForeignTensor())
     broadcast = xp.broadcast_to(xp.ones(1, F32), (SIZE,))
     forward(ValueError, "gelu_forward: `out` is written, but .*pass a copy", out=broadcast)
 
