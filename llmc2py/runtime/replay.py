@@ -42,9 +42,9 @@ def prepare(plan: Plan) -> Run:
         return _run_nothing
     first = steps[0]
     run = run_all if len(steps) > 1 else run_one
-    watched = _watched(plan, run) if hasattr(plan.backend, "is_checking") else run
+    watched = watched_run(plan, run) if hasattr(plan.backend, "is_checking") else run
     scratch = [slot for slot in plan.slots if slot.is_scratch]
-    return _scoped(plan, _with_scratch(plan, watched, scratch) if scratch else watched)
+    return scoped(plan, _with_scratch(plan, watched, scratch) if scratch else watched)
 
 
 def stage(
@@ -75,7 +75,7 @@ def _run_nothing(pointers: list[int]) -> None:
     """Run a plan without operations."""
 
 
-def _watched(plan: Plan, run: Run) -> Run:
+def watched_run(plan: Plan, run: Run) -> Run:
     """Tell a backend that checks memory accesses which arrays the launches get, while it does."""
     backend: Any = plan.backend
     is_checking, register_buffers = backend.is_checking, backend.register_buffers
@@ -89,7 +89,7 @@ def _watched(plan: Plan, run: Run) -> Run:
     return run_watched
 
 
-def _scoped(plan: Plan, run: Run) -> Run:
+def scoped(plan: Plan, run: Run) -> Run:
     """With several GPUs, make the arrays' device the current one for the call (CASES B10)."""
     place = plan.place
     if not needs_scope(place):
@@ -119,7 +119,7 @@ def _with_scratch(plan: Plan, run: Run, scratch: Sequence[Slot]) -> Run:
 def _step(plan: Plan, operation: Operation) -> Step:
     backend = plan.backend
     if isinstance(operation, Launch):
-        return _launch_step(operation, _checked_kernel(plan, operation))
+        return _launch_step(operation, checked_kernel(plan, operation))
     if isinstance(operation, Gemm):
         return product_step(operation, backend.name)
     if isinstance(operation, Memset):
@@ -133,7 +133,7 @@ def _step(plan: Plan, operation: Operation) -> Step:
     )
 
 
-def _checked_kernel(plan: Plan, launch: Launch) -> CompiledKernel:
+def checked_kernel(plan: Plan, launch: Launch) -> CompiledKernel:
     """Compile a launch's kernel and compare its limits with the launch configuration (CASES A9)."""
     kernel = launch.instance.compiled(plan.place)
     threads = launch.block[0] * launch.block[1] * launch.block[2]
@@ -159,9 +159,9 @@ def _launch_step(launch: Launch, kernel: CompiledKernel) -> Step:
     A launch releases the GIL while the block is read, so that each running call has a block of its own: blocks wait in
     ``idle``, whose ``pop`` and ``append`` are atomic.
     """
-    start = _bound_launch(kernel, launch)
+    start = bound_launch(kernel, launch)
     patches = [(i, a.slot, a.byte_offset) for i, a in enumerate(launch.args) if isinstance(a, Pointer)]
-    constants = [(i, _bits(launch, i)) for i, a in enumerate(launch.args) if not isinstance(a, Pointer)]
+    constants = [(i, argument_bits(launch, i)) for i, a in enumerate(launch.args) if not isinstance(a, Pointer)]
     count = len(launch.args)
     idle: list[tuple[Any, int, Any]] = []
 
@@ -184,7 +184,7 @@ def _launch_step(launch: Launch, kernel: CompiledKernel) -> Step:
     return step
 
 
-def _bound_launch(kernel: CompiledKernel, launch: Launch) -> Callable[[int, int], None]:
+def bound_launch(kernel: CompiledKernel, launch: Launch) -> Callable[[int, int], None]:
     """Return a function of stream and arguments; a backend may offer one that costs less than ``launch`` (``bind``)."""
     bind = getattr(kernel, "bind", None)
     if bind is not None:
@@ -194,7 +194,7 @@ def _bound_launch(kernel: CompiledKernel, launch: Launch) -> Callable[[int, int]
     return lambda stream, args: start(grid, block, shared, stream, args)
 
 
-def _bits(launch: Launch, index: int) -> int:
+def argument_bits(launch: Launch, index: int) -> int:
     value = launch.args[index]
     if value is None or isinstance(value, Pointer) or launch.instance.kernel.params[index].tag is not None:
         return 0
