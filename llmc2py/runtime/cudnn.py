@@ -44,6 +44,9 @@ _INSTALL_HINT = 'pip install "llmc2py[cudnn]" (or "llmc2py[cudnn12]" for a drive
 _OTHER_WAY = 'choose implementation="llmc"'
 _LARGEST_HEAD, _HEAD_QUANTUM = 128, 8
 _ALIGNMENT = 16
+#: Part of the names of the frontend's own kernels. Some versions prefer them on some devices, where a compiler for them
+#: is installed; they take a workspace in another form.
+_FRONTENDS_OWN = "sdpa_"
 _DATA_TYPES = {float16: "HALF", bfloat16: "BFLOAT16"}
 
 # The numbers by which a graph's tensors are known.
@@ -276,6 +279,7 @@ class _Context:
             graph.validate()
             graph.build_operation_graph()
             graph.create_execution_plans([modes.A, modes.FALLBACK])
+            graph.deselect_engines([_FRONTENDS_OWN])
             graph.check_support()
             graph.build_plans()
         except self.frontend.cudnnGraphNotSupportedError as error:

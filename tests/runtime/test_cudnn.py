@@ -225,13 +225,18 @@ class FakeGraph:
     def create_execution_plans(self, modes):
         self.steps.append("create_execution_plans")
 
+    def deselect_engines(self, names):
+        assert names == ["sdpa_"]
+        self.steps.append("deselect_engines")
+
     def check_support(self):
         self.steps.append("check_support")
         if self.frontend.refusal:
             raise NotSupported(self.frontend.refusal)
 
     def build_plans(self):
-        assert self.steps == ["validate", "build_operation_graph", "create_execution_plans", "check_support"]
+        planned = ["build_operation_graph", "create_execution_plans", "deselect_engines"]
+        assert self.steps == ["validate", *planned, "check_support"]
         self.frontend.built.append(self)
 
     def get_workspace_size(self):
