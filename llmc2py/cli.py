@@ -170,7 +170,7 @@ def generate(
     output = output if output is not None else pipeline.default_output(source)
     with console.Progress(f"reading {source}", quiet=as_json):
         made = pipeline.generate(source, catalogs, only, targets or pipeline.former_targets(output))
-    difference = diff_package(output, made.files) if check else []
+    difference = diff_package(output, pipeline.as_committed_in(output, made.files)) if check else []
     if not check:
         write_package(output, made.files)
     record = listing.summary(made)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from llmc2py import __version__
 from llmc2py.catalog import builtin_entries, builtin_replacements, is_entry, read_entry
 from llmc2py.diagnostics import Diagnostic, Severity, SourceSpan, UsageError
-from llmc2py.emit.lock import LOCK_NAME, emit_lock
+from llmc2py.drift.record import describe, precisions_of
+from llmc2py.emit.lock import LOCK_NAME, emit_lock, with_commit_of
 from llmc2py.emit.render import render_package
 from llmc2py.emit.targets import BASE_TARGET, TARGETS, targets_in_lock
 from llmc2py.frontend.creference import parse_references
@@ -19,6 +20,7 @@ from llmc2py.ir.catalog import CatalogEntry
 from llmc2py.ir.library import Library, Reference
 from llmc2py.ir.plans import PackagePlan
 from llmc2py.lower.modules import lower_library
+from llmc2py.revisions import commit_of
 from llmc2py.treecache import paused_collection, read_tree_once
 
 #: Where a package goes by default; a source folder with a catalogue of its own gets it inside.
@@ -40,12 +42,14 @@ def generate(
     catalogs: Sequence[pathlib.Path] = (),
     only: Sequence[str] = (),
     targets: Sequence[str] = (),
+    commit: str | None = None,
 ) -> Generated:
     """Read a source tree and render the package of it; nothing is written.
 
     ``catalogs`` are TOML files of entries beyond the built-in ones and those in the source's root; ``only`` are globs
-    on source files, op names and kernel names; ``targets`` are `TARGETS` or "cupy". Raises UsageError for what
-    cannot be read at all.
+    on source files, op names and kernel names; ``targets`` are `TARGETS` or "cupy". ``commit`` is what the lock
+    notes as the revision of the source; by default that of the git work tree whose root the source is. Raises
+    UsageError for what cannot be read at all.
     """
     targets = sorted(set(targets) - {BASE_TARGET})
     entries = load_entries(source, catalogs)
@@ -61,7 +65,17 @@ def generate(
         for target in targets:
             files |= TARGETS[target](plan)
     catalog_hashes = {entry.file: hashlib.sha256(repr(entry).encode()).hexdigest() for entry in entries}
-    lock = emit_lock(__version__, library.hashes, catalog_hashes, files)
+    lock = emit_lock(
+        __version__,
+        library.hashes,
+        catalog_hashes,
+        files,
+        describe(library, plan),
+        precisions=precisions_of(library),
+        only=only,
+        targets=targets,
+        commit=commit if commit is not None else commit_of(source),
+    )
     return Generated(files | {LOCK_NAME: lock}, plan, library, (*library.diagnostics, *diagnostics))
 
 
@@ -107,6 +121,15 @@ def local_catalog(source: pathlib.Path) -> list[pathlib.Path]:
 def default_output(source: pathlib.Path) -> pathlib.Path:
     """Return where the package of a source goes unless the user says otherwise."""
     return source / DEFAULT_OUTPUT if local_catalog(source) else pathlib.Path(DEFAULT_OUTPUT)
+
+
+def as_committed_in(output: pathlib.Path, files: dict[str, str]) -> dict[str, str]:
+    """Return files with the commit that the package in a folder notes: a commit alone makes no other package."""
+    try:
+        former = (output / LOCK_NAME).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return files
+    return files | {LOCK_NAME: with_commit_of(files[LOCK_NAME], former)}
 
 
 def former_targets(output: pathlib.Path) -> tuple[str, ...]:

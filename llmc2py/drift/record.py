@@ -1,0 +1,189 @@
+"""What a package offers, as plain values for its lock file: kernels, launchers, references and layers by name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from llmc2py.drift.formulas import read_body
+from llmc2py.ir import expressions as ex
+from llmc2py.ir.library import Launcher, Library, Parameter, Reference, Slice, TemplateParameter
+from llmc2py.ir.names import python_name
+from llmc2py.ir.plans import ArraySpec, LaunchPlan, ModulePlan, NotLowered, OpPlan, PackagePlan, ReplacedLauncher
+
+Record = dict[str, Any]
+
+
+def describe(library: Library, plan: PackagePlan) -> dict[str, dict[str, Record]]:
+    """Return ``kernels``, ``launchers``, ``references`` (all by ``file:name``) and ``layers`` (by name) of a package.
+
+    Values that say nothing (no template, no alignment) are left out. Equal sources give equal records, wherever they
+    lie.
+    """
+    return {
+        "kernels": _kernels(library, plan),
+        "launchers": _launchers(plan),
+        "references": {
+            f"{file}:{name}": _reference(reference) for (file, name), reference in sorted(plan.references.items())
+        },
+        "layers": {module.op.layer: _layer(module, module.op) for module in plan.ops if module.op is not None},
+    }
+
+
+def precisions_of(library: Library) -> list[str]:
+    """Return the precisions that the kernels of a tree can be compiled in."""
+    found = dict.fromkeys(name for kernel in library.kernels for name in kernel.precisions)
+    return sorted(found)
+
+
+def digest(value: object) -> str:
+    """Return the SHA-256 of a value that JSON can hold."""
+    return hashlib.sha256(json.dumps(value, ensure_ascii=False).encode()).hexdigest()
+
+
+def slice_digest(part: Slice) -> str:
+    """Return the SHA-256 of a slice: its items with what encloses each, and its headers."""
+    items = [[*item.conditions, *item.scopes, item.text] for item in part.items]
+    return digest([list(part.headers), items])
+
+
+def _kernels(library: Library, plan: PackagePlan) -> dict[str, Record]:
+    homes = {
+        (module.source, kernel.name): module.path.replace("/", ".") + "." + module.symbols[kernel.name]
+        for module in plan.modules
+        for kernel in module.kernels
+    }
+    found = {}
+    for kernel in sorted(library.kernels, key=lambda one: (one.span.file, one.name)):
+        home = homes.get((kernel.span.file, kernel.name))
+        found[f"{kernel.span.file}:{kernel.name}"] = _told(
+            python=home,
+            parameters=[_parameter(one) for one in kernel.parameters],
+            template=[_template(one) for one in kernel.template],
+            launch_bounds=list(kernel.launch_bounds),
+            precisions=list(kernel.precisions),
+            slice=slice_digest(kernel.slice) if kernel.slice is not None else None,
+        )
+    return found
+
+
+def _launchers(plan: PackagePlan) -> dict[str, Record]:
+    found: list[tuple[str, Record]] = []
+    for module in plan.modules:
+        names = _kernel_names(plan, module)
+        path = module.path.replace("/", ".")
+        found += [(_key(one.launcher), _launch_plan(one, f"{path}.{one.name}", names)) for one in module.launchers]
+        found += [(_key(one.launcher), _replaced(one, f"{path}.{one.launcher.name}")) for one in module.replaced]
+    found += [(_key(one.launcher), _not_lowered(one)) for one in plan.not_lowered]
+    in_order: dict[str, Record] = {}
+    for key, record in sorted(found, key=lambda pair: (pair[0], digest(pair[1]))):
+        number = 1
+        while (numbered := f"{key}#{number}" if number > 1 else key) in in_order:
+            number += 1  # functions may be overloaded
+        in_order[numbered] = record
+    return in_order
+
+
+def _kernel_names(plan: PackagePlan, module: ModulePlan) -> dict[str, str]:
+    """Return the names in the source of all kernels that a module knows, by the names that they have there."""
+    homes = {one.path: one for one in plan.modules}
+    names = {symbol: name for name, symbol in module.symbols.items()}
+    for path, taken in module.imports.items():
+        symbols = {symbol: name for name, symbol in homes[path].symbols.items()}
+        names |= {one: symbols[one] for one in taken if one in symbols}
+    return names
+
+
+def _launch_plan(plan: LaunchPlan, python: str, names: dict[str, str]) -> Record:
+    helpers = [line for one in plan.helpers for line in one.body]
+    fixed = {python_name(one.name) for one in (*plan.parameters, *plan.asked)}
+    body = read_body(plan.body, fixed, names, plan.calls)
+    return _told(
+        python=python,
+        parameters=[_parameter(one) for one in (*plan.parameters, *plan.asked)],
+        template=[_template(one) for one in plan.launcher.template],
+        launches=[[one.kernel, one.configuration] for one in body.launches],
+        requires=list(dict.fromkeys(body.requires)),
+        calls=list(plan.calls),
+        body=digest([body.digest, helpers]),
+        text=digest([list(plan.body), helpers]),
+    )
+
+
+def _replaced(one: ReplacedLauncher, python: str) -> Record:
+    return _told(
+        python=python,
+        parameters=[_parameter(item) for item in one.launcher.parameters],
+        replaced_by=one.function,
+        body=digest([_plain(statement) for statement in one.launcher.body]),
+    )
+
+
+def _not_lowered(one: NotLowered) -> Record:
+    parameters = [_parameter(item) for item in one.launcher.parameters]
+    return _told(not_lowered=one.reason, parameters=parameters)
+
+
+def _plain(value: object) -> object:
+    """Return a node of host code as plain values, without what says where in a file it stands."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, ex.Call) and any(isinstance(item, ex.String) for item in value.arguments):
+        # cudaCheck(error, __FILE__, __LINE__)
+        kept = [item for item in value.arguments if not isinstance(item, (ex.String, ex.Number))]
+        return ["Call", value.function, _plain(kept)]
+    if hasattr(value, "__dataclass_fields__"):
+        return [type(value).__name__, *(_plain(item) for key, item in sorted(vars(value).items()) if key != "span")]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def _reference(reference: Reference) -> Record:
+    source = " ".join(reference.double_source.split())
+    return {"parameters": [f"{ctype} {name}" for name, ctype in reference.parameters], "body": digest(source)}
+
+
+def _layer(module: ModulePlan, op: OpPlan) -> Record:
+    passes = [list(op.forward.lines), list(op.backward.lines), list(op.saves), sorted(op.gradients.items())]
+    reference = [list(op.reference_forward), list(op.reference_backward)]
+    return _told(
+        python=f"layers.{op.layer}",
+        op=op.name,
+        file=module.source,
+        inputs=[_array(one) for one in op.inputs],
+        parameters=[_array(one) for one in op.parameters],
+        outputs=[_array(one) for one in op.outputs],
+        precisions=list(op.precisions),
+        modules=sorted({module.path, *module.imports}),
+        passes=digest(passes),
+        reference=digest(reference),
+    )
+
+
+def _array(spec: ArraySpec) -> str:
+    return f"{spec.name} ({' '.join(spec.shape).replace('*', '...')})"
+
+
+def _parameter(one: Parameter) -> Record:
+    is_pointer = one.type.is_pointer
+    return _told(
+        name=one.name,
+        type=str(one.type),
+        intent=str(one.intent) if one.intent is not None else None,
+        align=one.alignment if is_pointer else 0,
+        null=one.nullable if is_pointer else False,
+    )
+
+
+def _template(one: TemplateParameter) -> str:
+    kind = "typename" if one.kind == "type" else one.kind
+    return f"{kind} {one.name}{f' = {one.default}' if one.default else ''}"
+
+
+def _key(launcher: Launcher) -> str:
+    return f"{launcher.span.file}:{launcher.name}"
+
+
+def _told(**values: Any) -> Record:
+    """Leave out what says nothing; parameters stay, for there may be none."""
+    return {key: value for key, value in values.items() if value or key == "parameters"}
