@@ -121,7 +121,7 @@ def _step(plan: Plan, operation: Operation) -> Step:
     if isinstance(operation, Launch):
         return _launch_step(operation, checked_kernel(plan, operation))
     if isinstance(operation, Gemm):
-        return product_step(operation, backend.name)
+        return product_step(operation, backend.name, plan.place.device)
     if isinstance(operation, Memset):
         target, value, nbytes = operation.target, operation.value, operation.nbytes
         return lambda pointers, stream: backend.memset(
