@@ -1,0 +1,207 @@
+"""Products on a GPU, through cuBLASLt and through cuBLAS, against NumPy's."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import math
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmc2py.runtime import Gemm, Launcher, Pointer, gemm_strided_batched_ex, ltmatmul, products
+from tests.runtime.matmuls import DTYPES, EPILOGUES, ROOMS, ROUNDING, call_of, lt_arrays, lt_call, normal
+
+pytestmark = pytest.mark.gpu
+
+HALVES = ["CUDA_R_16F", "CUDA_R_16BF"]
+#: What llm.c's linear layers ask for.
+LINEAR = ["DEFAULT", "BIAS", "GELU_AUX_BIAS", "DGELU"]
+
+
+@pytest.fixture(params=["cuBLASLt", "cuBLAS"])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "cuBLASLt":
+        pytest.importorskip("nvmath")
+        assert ltmatmul.nvmath_library() is not None
+    else:
+        monkeypatch.setattr(products, "nvmath_library", lambda: None)
+    return str(request.param)
+
+
+@pytest.fixture
+def one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make products fail that are not done in one call of cuBLASLt."""
+    pytest.importorskip("nvmath")
+    assert ltmatmul.nvmath_library() is not None
+    monkeypatch.setattr(products, "_cublas_step", lambda gemm, blas: lambda *_: pytest.fail("not in one call"))
+
+
+def on_device(arrays: list[np.ndarray]) -> list[Any]:
+    return [importlib.import_module("cupy").asarray(array) for array in arrays]
+
+
+def check_equal(arrays: list[np.ndarray], others: list[Any], dtype: str, k: int) -> None:
+    """Compare with what NumPy computed; sums in another order may fall on the other side of a rounding."""
+    for array, other in zip(arrays, others, strict=True):
+        host, device = array.astype(np.float64), other.get().astype(np.float64)
+        np.testing.assert_allclose(device, host, rtol=4 * ROUNDING[dtype], atol=4 * ROUNDING[dtype] * math.sqrt(k + 1))
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("name", EPILOGUES)
+@pytest.mark.parametrize(
+    ("m", "n", "k", "batch", "aux_room", "beta"),
+    [
+        (1, 1, 1, 1, 3, 0.0),
+        (67, 33, 129, 1, 3, 0.5),
+        (64, 48, 32, 3, 0, 0.0),
+        (67, 40, 24, 2, 5, 0.5),
+        (5, 9, 0, 2, 3, 0.0),
+    ],
+)
+def test_epilogues(
+    name: str, dtype: str, m: int, n: int, k: int, batch: int, aux_room: int, beta: float, library: str
+) -> None:
+    arrays = lt_arrays(m, dtype, m, n, k, batch, aux_room=aux_room)
+    if beta == 0:
+        arrays[2][...] = np.nan
+    others = on_device(arrays)
+    call = lt_call(name, dtype, m, n, k, batch, beta=beta, aux_room=aux_room)
+    call(*arrays)
+    call(*others)
+    check_equal(arrays, others, dtype, k)
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("transa", [False, True])
+@pytest.mark.parametrize("transb", [False, True])
+@pytest.mark.parametrize(("m", "n", "k"), [(64, 40, 72), (63, 41, 71)])
+def test_transposes_and_alignments(
+    dtype: str, transa: bool, transb: bool, m: int, n: int, k: int, library: str
+) -> None:
+    for name, offset in itertools.product(LINEAR, [0, 1, 2, 8]):
+        arrays = lt_arrays(m, dtype, m, n, k, 1, offset=offset)
+        others = on_device(arrays)
+        call = lt_call(name, dtype, m, n, k, beta=1.0, transa=transa, transb=transb, offset=offset)
+        call(*arrays)
+        call(*others)
+        check_equal(arrays, others, dtype, k)
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_strided_matrices_of_a_batch(dtype: str, library: str) -> None:
+    random = np.random.default_rng(1)
+
+    def record(a: Pointer, b: Pointer, d: Pointer) -> Gemm:
+        return gemm_strided_batched_ex(
+            "CUBLAS_OP_T", "CUBLAS_OP_T", 6, 5, 7, -0.75, a, dtype, 21, 7, b, dtype, 6, 45, 0.5, d, dtype, 18, 6, 3,
+            "CUBLAS_COMPUTE_32F",
+        )  # fmt: skip
+
+    arrays = [normal(random, 140, DTYPES[dtype]) for _ in range(3)]
+    others = on_device(arrays)
+    call = call_of(record, ROOMS[dtype], 3)
+    call(*arrays)
+    call(*others)
+    check_equal(arrays, others, dtype, 7)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", LINEAR)
+def test_linear_layers_are_one_call(name: str, dtype: str, one_call: None) -> None:
+    arrays = lt_arrays(2, dtype, 96, 128, 64, 1)
+    others = on_device(arrays)
+    call = lt_call(name, dtype, 96, 128, 64)
+    call(*arrays)
+    call(*others)
+    check_equal(arrays, others, dtype, 64)
+
+
+@pytest.mark.parametrize("transb", [False, True])
+def test_float32_is_one_call_and_not_rounded_to_tf32(transb: bool, one_call: None) -> None:
+    arrays = lt_arrays(2, "CUDA_R_32F", 96, 128, 512, 1)
+    others = on_device(arrays)
+    call = lt_call("BIAS", "CUDA_R_32F", 96, 128, 512, transb=transb)
+    call(*arrays)
+    call(*others)
+    check_equal(arrays, others, "CUDA_R_32F", 512)
+
+
+def capture(call: Launcher, arrays: list[Any]) -> tuple[Any, Any]:
+    """Return a stream and the graph of a second call on it."""
+    cupy = importlib.import_module("cupy")
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    with stream:
+        call(*arrays)
+        stream.synchronize()
+        stream.begin_capture()
+        call(*arrays)
+        graph = stream.end_capture()
+    return stream, graph
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_a_product_is_captured_after_a_first_call(name: str, one_call: None) -> None:
+    dtype = "CUDA_R_16BF"
+    call = lt_call(name, dtype, 96, 128, 64)
+    others = on_device(lt_arrays(2, dtype, 96, 128, 64, 1))
+    stream, graph = capture(call, others)
+    arrays = lt_arrays(7, dtype, 96, 128, 64, 1)
+    for array, other in zip(arrays, others, strict=True):
+        other.set(array)
+    graph.launch(stream)
+    stream.synchronize()
+    call(*arrays)
+    check_equal(arrays, others, dtype, 64)
+
+
+def test_a_product_is_captured_on_a_stream_that_saw_none(one_call: None) -> None:
+    cupy = importlib.import_module("cupy")
+    dtype = "CUDA_R_16BF"
+    call = lt_call("GELU_AUX_BIAS", dtype, 96, 128, 64)
+    arrays = lt_arrays(7, dtype, 96, 128, 64, 1)
+    others = on_device(arrays)
+    call.warmup(*others)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    with stream:
+        stream.begin_capture()
+        call(*others)
+        graph = stream.end_capture()
+        graph.launch(stream)
+    stream.synchronize()
+    call(*arrays)
+    check_equal(arrays, others, dtype, 64)
+
+
+def test_threads_multiply_at_once(library: str) -> None:
+    cupy = importlib.import_module("cupy")
+    dtype = "CUDA_R_16BF"
+    call = lt_call("GELU_AUX_BIAS", dtype, 96, 128, 64)
+    arrays = [lt_arrays(seed, dtype, 96, 128, 64, 1) for seed in range(2)]
+    others = [on_device(one) for one in arrays]
+    cupy.cuda.Device().synchronize()
+    failures: list[BaseException] = []
+
+    def work(mine: list[Any]) -> None:
+        try:
+            with cupy.cuda.Stream(non_blocking=True) as stream:
+                for _ in range(200):
+                    call(*mine)
+                stream.synchronize()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(mine,)) for mine in others]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    for one, other in zip(arrays, others, strict=True):
+        call(*one)
+        check_equal(one, other, dtype, 64)
