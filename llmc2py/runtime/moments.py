@@ -181,7 +181,9 @@ class Moments:
         gradient = 1 if self.master is None else 2
         pointers = [pointer_of(array) for array in arrays]
         relaunch = Relaunch(plan, launch)
-        if any(address % align for address, align in zip(pointers, relaunch.aligned, strict=True)):
+        # The gradient is another array in each step, and is looked at then.
+        kept = [slot for slot in range(len(arrays)) if slot != gradient]
+        if any(pointers[slot] % relaunch.aligned[slot] for slot in kept):
             return None
         return _Prepared(relaunch, launch, pointers, gradient, relaunch.cells["seed"])
 

@@ -156,14 +156,17 @@ def test_a_launcher_that_does_something_else_is_called(fake: Any, tmp_path: Any,
 
 
 def test_a_gradient_that_lies_across_the_kernels_alignment_is_copied(fake: Any, tmp_path: Any) -> None:
-    bound, _ = adamw(tmp_path, align=16)
+    bound, counted = adamw(tmp_path, align=16)
     one = Parameter(fake.empty((5,), np.float32))
-    one.grad = fake.empty((6,), np.float32)[1:]
-    for array in (one.data, one.grad):
-        array[...] = 1
-    bound([one]).step()
-    assert launched(fake)["grads_memory"] % 16 == 0
-    assert launched(fake)["grads_memory"] != one.grad.ctypes.data
+    one.data[...] = 1
+    optimizer = bound([one])
+    for start in (1, 0, 1):
+        one.grad = fake.empty((6,), np.float32)[start : start + 5]
+        one.grad[...] = 1
+        optimizer.step()
+        assert launched(fake)["grads_memory"] % 16 == 0
+        assert (launched(fake)["grads_memory"] == one.grad.ctypes.data) == (start == 0)
+    assert counted.bodies == 3
 
 
 def test_parameters_without_a_gradient_are_left_out_and_count_their_own_steps(fake: Any, tmp_path: Any) -> None:
