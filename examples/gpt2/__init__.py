@@ -1,0 +1,1 @@
+"""GPT-2 from generated layers: model, data, checkpoints, training and sampling."""
