@@ -121,7 +121,7 @@ class Moments:
             if not wants_master:
                 self.master = None
             elif self.master is None:
-                self.master = xp.array(data.reshape(-1), dtype=_FLOAT32)
+                self.master = data.astype(_FLOAT32).reshape(-1)
             else:
                 self.master = _moved(self.master, place)
 

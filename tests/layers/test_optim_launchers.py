@@ -129,8 +129,8 @@ def test_without_a_master_bfloat16_is_right_in_the_mean_over_seeds(adamw: Any, x
     reference.step(np.full(1, np.float64(np.asarray(gradient, dtype))))
     means, seen = [], set()
     for seed in range(seeds):
-        one = Parameter(xp.full(count, start, dtype))
-        one.grad = xp.full(count, gradient, dtype)
+        one = Parameter(xp.asarray(np.full(count, start, dtype)))
+        one.grad = xp.asarray(np.full(count, gradient, dtype))
         adamw([one], LR, BETAS, EPS, DECAY, master_weights=False, seed=seed).step(SCALE)
         means.append(to_double(one.data).mean())
         seen.add(to_numpy(one.data).tobytes())
@@ -144,9 +144,9 @@ def test_without_a_master_bfloat16_is_right_in_the_mean_over_seeds(adamw: Any, x
 
 def test_each_parameter_and_step_rounds_with_a_seed_of_its_own(adamw: Any, xp: Any) -> None:
     dtype = PRECISIONS["bfloat16"]
-    parameters = [Parameter(xp.full(512, 1.0, dtype)) for _ in range(2)]
+    parameters = [Parameter(xp.asarray(np.full(512, 1.0, dtype))) for _ in range(2)]
     for one in parameters:
-        one.grad = xp.full(512, 0.7, dtype)
+        one.grad = xp.asarray(np.full(512, 0.7, dtype))
     optimizer = adamw(parameters, LR, master_weights=True)
     patterns = set()
     for _ in range(2):
