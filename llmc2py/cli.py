@@ -147,7 +147,7 @@ def cli() -> None:
 @_catalog_option
 @_only_option("layers, source files and kernels")
 @click.option(
-    "--target", "targets", multiple=True, type=click.Choice(["cupy", "torch"]),
+    "--target", "targets", multiple=True, type=click.Choice(["cupy", "torch", "tricycle"]),
     help="A framework to write layers for beside those on CuPy arrays; may be given several times "
     "[default: those that DIR was generated for].",
 )  # fmt: skip

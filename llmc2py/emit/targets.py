@@ -6,12 +6,13 @@ import json
 from collections.abc import Callable
 
 from llmc2py.emit.torch import emit_torch
+from llmc2py.emit.tricycle import emit_tricycle
 from llmc2py.ir.plans import PackagePlan
 
 #: What is always there; asking for it alone asks for no other.
 BASE_TARGET = "cupy"
 #: For each framework the function that makes its files.
-TARGETS: dict[str, Callable[[PackagePlan], dict[str, str]]] = {"torch": emit_torch}
+TARGETS: dict[str, Callable[[PackagePlan], dict[str, str]]] = {"torch": emit_torch, "tricycle": emit_tricycle}
 
 
 def targets_in_lock(text: str) -> tuple[str, ...]:
