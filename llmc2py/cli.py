@@ -164,16 +164,18 @@ def generate(
     as_json: bool,
 ) -> int:
     """Read the CUDA sources under SOURCE and write a Python package of their kernels, launchers and layers."""
-    from llmc2py import console, listing, pipeline, views
+    from llmc2py import console, outputs, results, views
+    from llmc2py.diagnostics import has_errors
     from llmc2py.emit.writer import diff_package, write_package
 
-    output = output if output is not None else pipeline.default_output(source)
+    output = output if output is not None else outputs.default_output(source)
     with console.Progress(f"reading {source}", quiet=as_json):
-        made = pipeline.generate(source, catalogs, only, targets or pipeline.former_targets(output))
-    difference = diff_package(output, pipeline.as_committed_in(output, made.files)) if check else []
+        asked = targets or outputs.former_targets(output)
+        made = results.generate(results.Request(source, catalogs, only, tuple(asked)))
+    difference = diff_package(output, outputs.as_committed_in(output, made.files)) if check else []
     if not check:
         write_package(output, made.files)
-    record = listing.summary(made)
+    record = made.summary
     if as_json:
         console.write_json(
             {"source": str(source), "output": str(output), "written": not check, "files": sorted(made.files)}
@@ -190,7 +192,7 @@ def generate(
             views.show_summary(record, str(output), "is up to date", verbose=verbose)
         else:
             console.write_error(f"{output} is not what `llmc2py generate` writes from {source}")
-    return _FOUND if difference or listing.has_errors(made.diagnostics) else 0
+    return _FOUND if difference or has_errors(made.diagnostics) else 0
 
 
 @_command("list")
@@ -199,17 +201,18 @@ def generate(
 @_only_option("layers, source files and kernels")
 def list_sources(source: pathlib.Path, catalogs: tuple[pathlib.Path, ...], only: tuple[str, ...], as_json: bool) -> int:
     """List the kernels, launchers and C references under SOURCE with their launch configurations."""
-    from llmc2py import console, listing, pipeline, views
+    from llmc2py import console, listing, results, views
+    from llmc2py.diagnostics import has_errors
 
     with console.Progress(f"reading {source}", quiet=as_json):
-        made = pipeline.generate(source, catalogs, only)
+        made = results.generate(results.Request(source, catalogs, only)).generated
     record = listing.listing(made)
     if as_json:
         console.write_json({"source": str(source)} | record)
     else:
         views.show_diagnostics(made.diagnostics)
         views.show_listing(record)
-    return _FOUND if listing.has_errors(made.diagnostics) else 0
+    return _FOUND if has_errors(made.diagnostics) else 0
 
 
 @_command("show")
@@ -221,10 +224,10 @@ def show(source: pathlib.Path, name: str, catalogs: tuple[pathlib.Path, ...], as
 
     NAME is that of a kernel, launcher, C reference, op or layer; FILE:NAME where several files have it.
     """
-    from llmc2py import console, listing, pipeline, views
+    from llmc2py import console, listing, results, views
 
     with console.Progress(f"reading {source}", quiet=as_json):
-        made = pipeline.generate(source, catalogs)
+        made = results.generate(results.Request(source, catalogs)).generated
     found = listing.find(made, name)
     if as_json:
         console.write_json({"source": str(source), "name": name, "items": found})
@@ -254,10 +257,10 @@ def report(
     as_json: bool,
 ) -> int:
     """Say what of SOURCE can be used, and what not and why; exit with 1 where something is not accounted for."""
-    from llmc2py import console, pipeline, reporting, views
+    from llmc2py import console, reporting, results, views
 
     with console.Progress(f"reading {source}", quiet=as_json) as progress:
-        made = pipeline.generate(source, catalogs, only)
+        made = results.generate(results.Request(source, catalogs, only)).generated
         record = reporting.report(
             source,
             made,

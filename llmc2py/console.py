@@ -59,6 +59,10 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, number
 
     A terminal narrower than the table folds cells; piped, each row is one line, however long.
     """
+    rows = list(rows)
+    if not sys.stdout.isatty() and all(_is_simple(cell) for row in (columns, *rows) for cell in row):
+        _write_plain_table(columns, rows, numbers)
+        return
     from rich.table import Table
 
     console = _console()
@@ -70,6 +74,21 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, number
     console.print(table)
     if isinstance(console.file, io.StringIO):
         write("\n".join(line.rstrip() for line in console.file.getvalue().rstrip("\n").split("\n")))
+
+
+def _is_simple(cell: str) -> bool:
+    """Whether a cell is one line, and as wide as it has characters."""
+    return cell.isascii() and cell.isprintable()
+
+
+def _write_plain_table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[str]) -> None:
+    """Write what rich would, without the time that it takes to import."""
+    lines = [columns, *rows]
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    is_number = [column in numbers for column in columns]
+    for line in lines:
+        cells = zip(line, widths, is_number, strict=True)
+        write("  ".join(cell.rjust(width) if number else cell.ljust(width) for cell, width, number in cells).rstrip())
 
 
 def write_code(text: str, language: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -45,6 +46,11 @@ class Diagnostic:
 
     def __str__(self) -> str:
         return f"{self.span}: {self.severity}: {self.message}"
+
+
+def has_errors(diagnostics: Iterable[Diagnostic]) -> bool:
+    """Whether anything was said that fails a run."""
+    return any(item.severity is Severity.ERROR for item in diagnostics)
 
 
 class Llmc2pyError(Exception):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from llmc2py.diagnostics import Diagnostic, Severity, UsageError
+from llmc2py.diagnostics import Diagnostic, UsageError
 from llmc2py.emit.sources import emit_source
 from llmc2py.ir.library import Kernel, Launcher, Parameter, Reference, TemplateParameter
 from llmc2py.ir.plans import LaunchPlan, ModulePlan, NotLowered
@@ -37,11 +37,6 @@ def summary(generated: Generated) -> Record:
         "not_lowered": [_not_lowered_record(item) for item in generated.plan.not_lowered],
         "diagnostics": [diagnostic_record(item) for item in generated.diagnostics],
     }
-
-
-def has_errors(diagnostics: Iterable[Diagnostic]) -> bool:
-    """Whether anything was said that fails a run."""
-    return any(item.severity is Severity.ERROR for item in diagnostics)
 
 
 def diagnostic_record(item: Diagnostic) -> Record:

@@ -9,22 +9,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from llmc2py import __version__
-from llmc2py.catalog import builtin_entries, builtin_replacements, is_entry, read_entry
+from llmc2py.caching import paused_collection
+from llmc2py.catalog import builtin_entries, builtin_replacements, read_entry
 from llmc2py.diagnostics import Diagnostic, Severity, SourceSpan, UsageError
 from llmc2py.drift.record import describe, precisions_of
-from llmc2py.emit.lock import LOCK_NAME, emit_lock, with_commit_of
+from llmc2py.emit.lock import LOCK_NAME, emit_lock
 from llmc2py.emit.render import render_package
-from llmc2py.emit.targets import BASE_TARGET, TARGETS, targets_in_lock
+from llmc2py.emit.targets import BASE_TARGET, TARGETS
 from llmc2py.frontend.creference import parse_references
 from llmc2py.ir.catalog import CatalogEntry
 from llmc2py.ir.library import Library, Reference
 from llmc2py.ir.plans import PackagePlan
 from llmc2py.lower.modules import lower_library
+from llmc2py.outputs import local_catalog
 from llmc2py.revisions import commit_of
-from llmc2py.treecache import paused_collection, read_tree_once
-
-#: Where a package goes by default; a source folder with a catalogue of its own gets it inside.
-DEFAULT_OUTPUT = "generated"
+from llmc2py.treecache import read_tree_once
 
 
 @dataclass(frozen=True)
@@ -111,34 +110,6 @@ def load_entries(source: pathlib.Path, catalogs: Iterable[pathlib.Path]) -> list
         entry = read_entry(path)
         entries[entry.name] = entry
     return sorted(entries.values(), key=lambda entry: entry.name)
-
-
-def local_catalog(source: pathlib.Path) -> list[pathlib.Path]:
-    """Return the catalogue entries that lie in the root of a source tree; other tools' TOML files are none."""
-    return sorted(path for path in source.glob("*.toml") if is_entry(path)) if source.is_dir() else []
-
-
-def default_output(source: pathlib.Path) -> pathlib.Path:
-    """Return where the package of a source goes unless the user says otherwise."""
-    return source / DEFAULT_OUTPUT if local_catalog(source) else pathlib.Path(DEFAULT_OUTPUT)
-
-
-def as_committed_in(output: pathlib.Path, files: dict[str, str]) -> dict[str, str]:
-    """Return files with the commit that the package in a folder notes: a commit alone makes no other package."""
-    try:
-        former = (output / LOCK_NAME).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return files
-    return files | {LOCK_NAME: with_commit_of(files[LOCK_NAME], former)}
-
-
-def former_targets(output: pathlib.Path) -> tuple[str, ...]:
-    """Return the targets that the package in a folder was generated for; none where there is no package."""
-    try:
-        text = (output / LOCK_NAME).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ()
-    return targets_in_lock(text)
 
 
 def _selected(library: Library, entries: list[CatalogEntry], only: Sequence[str]) -> tuple[Library, list[CatalogEntry]]:

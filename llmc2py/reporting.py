@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from llmc2py import listing
-from llmc2py.diagnostics import Diagnostic
+from llmc2py.diagnostics import Diagnostic, has_errors
 from llmc2py.emit.writer import write_package
 from llmc2py.ir import conditions
 from llmc2py.ir.library import Kernel, Reference
@@ -292,7 +292,7 @@ def _references(made: Generated, plain: Sequence[Reference], said: Sequence[Diag
 def _unexplained(
     kernels: Iterable[Record], references: Iterable[Record], diagnostics: Iterable[Diagnostic]
 ) -> list[str]:
-    lines = [str(item) for item in diagnostics if listing.has_errors([item])]
+    lines = [str(item) for item in diagnostics if has_errors([item])]
     for item in kernels:
         if item["reason"] == _UNSAID:
             lines.append(f"{item['file']}:{item['line']}: kernel {item['name']}: {_UNSAID}")

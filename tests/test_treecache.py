@@ -1,16 +1,23 @@
-"""A tree that was read is used again as long as nothing in it has changed."""
+"""A translation unit that was read is used again as long as nothing that it was read from has changed."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
+
 import pytest
 
-from llmc2py import treecache
+from llmc2py import caching, treecache
+from llmc2py.frontend.reader import read_tree
 from llmc2py.treecache import read_tree_once
 
 KERNEL = """\
 #include "size.h"
 __global__ void fill(float* out) { out[threadIdx.x] = SIZE; }
 """
+OTHER = "__global__ void zero(float* out) { out[threadIdx.x] = 0; }\n"
 
 
 @pytest.fixture
@@ -18,94 +25,166 @@ def tree(tmp_path, monkeypatch):
     monkeypatch.setenv("LLMC2PY_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(treecache, "_WORTH_KEEPING", -1.0)
     folder = tmp_path / "tree"
-    folder.mkdir()
+    (folder / "src").mkdir(parents=True)
     (folder / "fill.cu").write_text(KERNEL)
+    (folder / "other.cu").write_text(OTHER)
     (folder / "size.h").write_text("#define SIZE 3\n")
     return folder
 
 
 @pytest.fixture
 def reads(monkeypatch):
-    """The trees that were read and not taken from the cache."""
+    """The names of the units that were read and not taken from the cache."""
     seen = []
-    read_tree = treecache.read_tree
+    read_unit = treecache.read_unit
 
-    def recording(root, cache):
-        seen.append(root)
-        return read_tree(root, cache)
+    def recording(path, root, cache):
+        seen.append(path.name)
+        return read_unit(path, root, cache)
 
-    monkeypatch.setattr(treecache, "read_tree", recording)
+    monkeypatch.setattr(treecache, "read_unit", recording)
     return seen
 
 
-def text_of(library):
-    return "".join(item.text for item in library.kernels[0].slice.items)
+def read(tree, reads):
+    """Read a tree through the cache; return which units that took. The result is that of reading all of it."""
+    reads.clear()
+    assert repr(read_tree_once(tree)) == repr(read_tree(tree))
+    return sorted(reads)
 
 
 def test_a_tree_is_read_once(tree, reads):
-    first = read_tree_once(tree)
-    assert read_tree_once(tree) == first
-    assert len(reads) == 1
+    assert read(tree, reads) == ["fill.cu", "other.cu"]
+    assert read(tree, reads) == []
 
 
 @pytest.mark.parametrize(
-    ("file", "text"),
+    ("file", "text", "again"),
     [
-        ("fill.cu", KERNEL.replace("fill", "other")),
-        ("size.h", "#define SIZE 4\n"),
-        ("new.cu", "__global__ void more(float* out) { *out = 0; }\n"),
-        ("new.txt", "could be included"),
+        ("fill.cu", KERNEL.replace("fill", "another"), ["fill.cu"]),
+        ("size.h", "#define SIZE 4\n", ["fill.cu"]),
+        ("new.cu", "__global__ void more(float* out) { *out = 0; }\n", ["new.cu"]),
+        ("new.h", "#define SIZE 5\n", []),
+        ("src/size.h", "#define SIZE 5\n", ["fill.cu"]),
     ],
 )
-def test_any_change_is_seen(tree, reads, file, text):
-    before = read_tree_once(tree)
+def test_what_depends_on_a_change_is_read_again_and_nothing_else(tree, reads, file, text, again):
+    read(tree, reads)
     (tree / file).write_text(text)
-    after = read_tree_once(tree)
-    assert len(reads) == 2
-    assert (after == before) == (file == "new.txt")
+    assert read(tree, reads) == again
+    assert read(tree, reads) == []
+
+
+def test_what_is_as_it_was_once_needs_no_reading(tree, reads):
+    read(tree, reads)
+    (tree / "size.h").write_text("#define SIZE 4\n")
+    read(tree, reads)
+    (tree / "size.h").write_text("#define SIZE 3\n")
+    os.utime(tree / "other.cu")
+    assert read(tree, reads) == []
+
+
+def test_a_file_with_another_name_is_another(tree, reads):
+    read(tree, reads)
+    (tree / "other.cu").rename(tree / "renamed.cu")
+    assert read(tree, reads) == ["renamed.cu"]
+
+
+def test_a_tree_in_another_place_is_the_same(tree, reads, tmp_path, monkeypatch):
+    read(tree, reads)
+    shutil.copytree(tree, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    assert read(tmp_path / "copy", reads) == []
+
+
+def test_a_header_that_goes_is_seen(tree, reads):
+    read(tree, reads)
+    (tree / "size.h").unlink()
+    assert read(tree, reads) == ["fill.cu"]
 
 
 def test_a_header_that_gets_a_kernel_is_seen(tree, reads):
     (tree / "plain.h").write_text("int x;\n")
-    read_tree_once(tree)
+    read(tree, reads)
     (tree / "plain.h").write_text("__global__ void late(float* out) { *out = 0; }\n")
-    assert {kernel.name for kernel in read_tree_once(tree).kernels} == {"fill", "late"}
+    assert read(tree, reads) == ["plain.h"]
+
+
+def test_an_include_of_an_include_is_seen(tree, reads):
+    (tree / "size.h").write_text('#include "deep/deeper.h"\n')
+    (tree / "deep").mkdir()
+    (tree / "deep" / "deeper.h").write_text('#include "deepest.h"\n')
+    read(tree, reads)
+    (tree / "deep" / "deepest.h").write_text("#define SIZE 7\n")
+    assert read(tree, reads) == ["fill.cu"]
+
+
+def test_an_include_that_a_macro_names_is_not_taken_on_trust(tree, reads):
+    (tree / "fill.cu").write_text("#define NAME <size.h>\n" + KERNEL.replace('"size.h"', "NAME"))
+    assert "fill.cu" in read(tree, reads)
+    assert read(tree, reads) == ["fill.cu"]
+    (tree / "size.h").write_text("#define SIZE 8\n")
+    assert read(tree, reads) == ["fill.cu"]
+
+
+def test_where_a_link_leads_is_seen(tree, reads, tmp_path):
+    (tree / "size.h").rename(tree / "three.h")
+    (tmp_path / "four.h").write_text("#define SIZE 4\n")
+    (tree / "size.h").symlink_to("three.h")
+    read(tree, reads)
+    (tree / "size.h").unlink()
+    (tree / "size.h").symlink_to(tmp_path / "four.h")
+    assert read(tree, reads) == ["fill.cu"]
 
 
 def test_another_program_reads_again(tree, reads, monkeypatch):
-    read_tree_once(tree)
-    monkeypatch.setattr(treecache, "_code_key", lambda: "changed")
-    read_tree_once(tree)
-    assert len(reads) == 2
+    read(tree, reads)
+    monkeypatch.setattr(treecache, "_reader_key", lambda: "changed")
+    assert read(tree, reads) == ["fill.cu", "other.cu"]
 
 
-def test_a_damaged_entry_is_read_again(tree, reads, tmp_path):
-    first = read_tree_once(tree)
-    (entry,) = (tmp_path / "cache" / "trees").glob("*.pickle")
-    entry.write_bytes(entry.read_bytes()[:100])
-    assert read_tree_once(tree) == first
-    assert len(reads) == 2
+def test_the_key_of_the_program_covers_its_files_and_libraries(tmp_path):
+    (file := tmp_path / "code.py").write_text("1")
+    before = caching.code_key([file], ["click"])
+    assert before == caching.code_key([file], ["click"])
+    assert before != caching.code_key([file], ["click", "rich"])
+    file.write_text("2")
+    assert before != caching.code_key([file], ["click"])
 
 
-def test_a_tree_with_an_unreadable_file_is_not_kept(tree, reads):
-    (tree / "bad.cu").write_bytes(b"\0\0")
-    assert read_tree_once(tree).diagnostics
-    read_tree_once(tree)
-    assert len(reads) == 2
+def test_a_damaged_entry_is_read_again(tree, reads):
+    read(tree, reads)
+    for entry in treecache.UNITS.folder.glob("*.pickle"):
+        entry.write_bytes(entry.read_bytes()[:100])
+    assert read(tree, reads) == ["fill.cu", "other.cu"]
+
+
+@pytest.mark.parametrize("content", [b"\0\0", b"// \xff\n" + KERNEL.encode()])
+def test_odd_files_are_read_as_without_a_cache(tree, reads, content):
+    (tree / "odd.cu").write_bytes(content)
+    read(tree, reads)
+    read(tree, reads)
 
 
 def test_a_cache_that_cannot_be_written_costs_the_reading_alone(tree, reads, tmp_path):
     (tmp_path / "cache").write_text("in the way")
-    assert "= 3;" in text_of(read_tree_once(tree))
-    read_tree_once(tree)
-    assert len(reads) == 2
+    assert read(tree, reads) == read(tree, reads) == ["fill.cu", "other.cu"]
 
 
-def test_few_trees_are_kept(tree, tmp_path, monkeypatch):
-    monkeypatch.setattr(treecache, "_KEPT", 2)
+def test_the_cache_keeps_what_was_used_last(tree, tmp_path):
+    shelf = caching.Shelf("small", 5000)
     for number in range(4):
-        other = tmp_path / f"tree{number}"
-        other.mkdir()
-        (other / "one.cu").write_text("__global__ void one(float* out) { *out = 1; }\n")
-        read_tree_once(other)
-    assert len(list((tmp_path / "cache" / "trees").glob("*.pickle"))) == 2
+        shelf.store(f"key{number}", "x" * 1500)
+        os.utime(shelf.folder / f"key{number}.pickle", (number, number))
+        assert number == 0 or shelf.load("key0") is not None
+    assert [shelf.load(f"key{number}") is not None for number in range(4)] == [True, False, True, True]
+
+
+def test_processes_share_the_cache(tree, tmp_path):
+    code = (
+        "import pathlib; from llmc2py import treecache; treecache._WORTH_KEEPING = -1\n"
+        f"print(len(treecache.read_tree_once(pathlib.Path({str(tree)!r})).kernels))"
+    )
+    runs = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    assert [run.communicate()[0] for run in runs] == ["2\n"] * 3
+    assert len(list(treecache.UNITS.folder.iterdir())) == 2

@@ -19,6 +19,7 @@ import pcpp
 
 from llmc2py.diagnostics import Diagnostic, Severity, SourceSpan
 from llmc2py.frontend.features import features_of_kernels
+from llmc2py.frontend.sources import include_folders
 
 #: Macros whose value is known to the compiler of a slice alone.
 OPEN_MACROS = frozenset(
@@ -53,6 +54,8 @@ class PreprocessedText:
     includes: tuple[str, ...]
     system_headers: tuple[str, ...]
     diagnostics: tuple[Diagnostic, ...]
+    #: Every path at which an included file was looked for.
+    probes: frozenset[str] = frozenset()
 
     def span(self, row: int, column: int = 0) -> SourceSpan:
         """Return the original place of a 0-based row and column of ``text``."""
@@ -71,10 +74,11 @@ class ExpandedHeader:
     includes: tuple[str, ...]
     system_headers: tuple[str, ...]
     varying: frozenset[str]
+    probes: frozenset[str]
     is_clean: bool
 
 
-#: Expanded headers by path and by the macros that were defined when each was included.
+#: Expanded headers by path, by the folders of those that include it, and by the macros that were defined then.
 HeaderCache = dict[object, ExpandedHeader]
 
 
@@ -93,25 +97,31 @@ class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
         self.diagnostics: list[Diagnostic] = []
         self.includes: dict[str, None] = {}
         self.system_headers: dict[str, None] = {}
+        self.probes: set[str] = set()
+        self.rewrite_paths = [(re.escape(f"{root}{os.sep}") + "(.*)", r"\1")]
         self._relative: dict[str, str] = {}
         #: Where the #include stands that is being handled.
         self._directive = ("", 1)
         self._varying: set[str] = set()
 
     def relative(self, path: str) -> str:
-        """Return a path as seen from the root; pcpp gives paths from the working directory."""
+        """Return a path as seen from the root."""
         if path not in self._relative:
-            absolute = pathlib.Path(os.path.abspath(path))
+            absolute = pathlib.Path(os.path.abspath(self.root / path))
             inside = absolute.is_relative_to(self.root)
             self._relative[path] = (absolute.relative_to(self.root) if inside else absolute).as_posix()
         return self._relative[path]
+
+    def add_path(self, path: str) -> None:
+        """Add a folder to search; pcpp itself would name the files in it from the working directory."""
+        self.path.append(path)
 
     def parsegen(self, input: str, source: str | None = None, abssource: str | None = None) -> Iterator[Any]:
         """Expand a file; an included file that was met before under the same macros is not expanded again."""
         if self.include_depth == 0 or abssource is None:
             yield from super().parsegen(input, source, abssource)
             return
-        key = (abssource, self._macro_state())
+        key = (abssource, tuple(dict.fromkeys(self.temp_path)), self._macro_state())
         header = self.headers.get(key)
         if header is None:
             header = self._expand_header(input, source, abssource)
@@ -122,6 +132,7 @@ class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
         self._varying |= header.varying
         self.includes |= dict.fromkeys(header.includes)
         self.system_headers |= dict.fromkeys(header.system_headers)
+        self.probes |= header.probes
         if header.token is not None:
             token, end = copy.copy(header.token), copy.copy(header.token)
             token.value = header.text.rstrip("\n")
@@ -132,8 +143,8 @@ class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
 
     def _expand_header(self, text: str, source: str | None, abssource: str) -> ExpandedHeader:
         """Expand an included file to its text, which stands in the output as one token with line marks of its own."""
-        before, outer = len(self.diagnostics), (self.includes, self.system_headers, self.parser)
-        self.includes, self.system_headers = {}, {}
+        before, outer = len(self.diagnostics), (self.includes, self.system_headers, self.probes, self.parser)
+        self.includes, self.system_headers, self.probes = {}, {}, set()
         tokens = list(super().parsegen(text, source, abssource))
         output = io.StringIO()
         self.parser = iter(tokens)
@@ -146,9 +157,10 @@ class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
             tuple(self.includes),
             tuple(self.system_headers),
             frozenset(self._varying),
+            frozenset(self.probes),
             len(self.diagnostics) == before,
         )
-        self.includes, self.system_headers, self.parser = outer
+        self.includes, self.system_headers, self.probes, self.parser = outer
         return header
 
     def _macro_state(self) -> object:
@@ -181,10 +193,11 @@ class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
         raise pcpp.OutputDirective(pcpp.Action.IgnoreAndRemove)
 
     def _leaves_tree(self, includepath: str) -> bool:
-        folder = pathlib.Path(self._directive[0]).parent
+        folder = (self.root / self._directive[0]).parent
         return not (folder / includepath).resolve().is_relative_to(self.root)
 
     def on_file_open(self, is_system_include: bool, includepath: str) -> io.StringIO:
+        self.probes.add(includepath)
         path = pathlib.Path(includepath).resolve()
         if not path.is_relative_to(self.root):
             message = f"#include {quoted_name(os.path.relpath(path, self.root))} leaves the source tree: ignored"
@@ -272,7 +285,7 @@ def preprocess(
     if path not in texts:
         texts[path] = read_source(path)
     preprocessor = _Preprocessor(root, texts, headers)
-    for folder in _include_folders(root):
+    for folder in include_folders(root):
         preprocessor.add_path(str(folder))
     for feature in features_of_kernels(texts[path], OPEN_MACROS):
         preprocessor.define(f"{feature} 1")
@@ -288,12 +301,8 @@ def preprocess(
         tuple(preprocessor.includes),
         tuple(preprocessor.system_headers),
         tuple(preprocessor.diagnostics),
+        frozenset(preprocessor.probes),
     )
-
-
-def _include_folders(root: pathlib.Path) -> list[pathlib.Path]:
-    """Return where quoted includes are looked for: the root and the folders that build files usually name."""
-    return [folder for folder in (root, root / "include", root / "src", root / "llmc") if folder.is_dir()]
 
 
 def _strip_line_marks(text: str, file: str, relative: Callable[[str], str]) -> tuple[str, list[SourceSpan]]:

@@ -6,10 +6,10 @@ import hashlib
 import os
 import pathlib
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from llmc2py.diagnostics import Diagnostic, Severity, SourceSpan, UsageError
+from llmc2py.diagnostics import Diagnostic, Severity, SourceSpan
 from llmc2py.frontend.cooperative import with_launches
 from llmc2py.frontend.creference import parse_references
 from llmc2py.frontend.declarations import FunctionHeader, read_header, read_template
@@ -20,6 +20,7 @@ from llmc2py.frontend.linking import linked
 from llmc2py.frontend.preprocess import HeaderCache, PreprocessedText, preprocess
 from llmc2py.frontend.scope import ScopeReader
 from llmc2py.frontend.slicer import Slicer, is_kernel
+from llmc2py.frontend.sources import find_sources
 from llmc2py.frontend.syntax import Node, SyntaxTree, child, errors, parse, walk
 from llmc2py.ir.blas import PRODUCT_CALLS
 from llmc2py.ir.conditions import precisions_of
@@ -37,74 +38,8 @@ from llmc2py.ir.library import (
 )
 from llmc2py.ir.types import CType
 
-CUDA_SUFFIXES = frozenset({".cu", ".cuh"})
-#: Plain headers are read on their own where kernels may be in them.
-HEADER_SUFFIXES = frozenset({".h", ".hpp", ".hh", ".hxx", ".inl"})
 _WRITING = frozenset({Intent.OUT, Intent.INOUT, Intent.ACCUMULATE})
 _LARGEST_FILE = 8 << 20
-_PACKAGE_MARK = "llmc2py.lock"
-
-
-def find_sources(root: pathlib.Path) -> tuple[list[pathlib.Path], list[Diagnostic]]:
-    """Return the ``.cu`` and ``.cuh`` files under a folder and the headers with kernels.
-
-    Links to folders are not followed. A package that was generated into the tree is not part of its sources. A folder
-    that cannot be listed becomes a diagnostic. Raises UsageError where the folder is missing or holds no such file.
-    """
-    if not root.exists():
-        raise UsageError(f"{root}: no such folder; give the root of a source tree with .cu or .cuh files")
-    if root.is_file():
-        raise UsageError(f"{root}: is a file; give the folder that it lies in (and choose with --only)")
-    found: list[pathlib.Path] = []
-    unreadable: list[Diagnostic] = []
-    for folder, folders, files in os.walk(
-        root, onerror=lambda error: unreadable.append(_unreadable_folder(error, root))
-    ):
-        folders[:] = sorted(
-            name
-            for name in folders
-            if not name.startswith(".") and not pathlib.Path(folder, name, _PACKAGE_MARK).is_file()
-        )
-        found += [path for name in files if _is_source(path := pathlib.Path(folder, name))]
-    if not found:
-        raise UsageError("\n".join([f"{root}: no .cu or .cuh file in it", *map(str, unreadable)]))
-    return sorted(found), unreadable
-
-
-def read_tree(root: pathlib.Path, cache: ReadCache | None = None) -> Library:
-    """Read every CUDA source under a folder. Files that cannot be read become diagnostics, the others stay.
-
-    ``cache`` is filled with the texts of all files that were read.
-    """
-    root = root.resolve()
-    cache = cache if cache is not None else ReadCache()
-    files: list[SourceFile] = []
-    paths, diagnostics = find_sources(root)
-    for path in paths:
-        file, found = read_file(path, root, cache)
-        diagnostics += found
-        if file is not None:
-            files.append(file)
-    hashes = {
-        path.relative_to(root).as_posix(): hashlib.sha256(text.encode()).hexdigest()
-        for path, text in sorted(cache.texts.items())
-        if path.is_relative_to(root)
-    }
-    return Library(linked(files), hashes, tuple(dict.fromkeys(diagnostics)))
-
-
-def _is_source(path: pathlib.Path) -> bool:
-    if path.suffix not in HEADER_SUFFIXES:
-        return path.suffix in CUDA_SUFFIXES
-    try:
-        return path.is_file() and b"__global__" in path.read_bytes()
-    except OSError:
-        return False  # what includes it reports it
-
-
-def _unreadable_folder(error: OSError, root: pathlib.Path) -> Diagnostic:
-    place = SourceSpan(os.path.relpath(error.filename, root), 1)
-    return Diagnostic(Severity.ERROR, place, f"folder cannot be read: {error.strerror}")
 
 
 @dataclass
@@ -114,10 +49,46 @@ class ReadCache:
     texts: dict[pathlib.Path, str] = field(default_factory=dict)
     headers: HeaderCache = field(default_factory=dict)
     items: dict[object, Item] = field(default_factory=dict)
+    hashes: dict[str, str] = field(default_factory=dict)
 
 
-def read_file(path: pathlib.Path, root: pathlib.Path, cache: ReadCache) -> tuple[SourceFile | None, list[Diagnostic]]:
-    """Read one file of a tree (paths resolved); None and an error where it is no text or cannot be opened."""
+@dataclass(frozen=True)
+class ReadUnit:
+    """A translation unit that was read: what its file defines, None where it cannot be read.
+
+    ``hashes`` are those of the texts that were read for it, ``probes`` the paths at which an include was looked for;
+    both are named from the root.
+    """
+
+    file: SourceFile | None
+    diagnostics: tuple[Diagnostic, ...]
+    hashes: dict[str, str]
+    probes: frozenset[str] = frozenset()
+
+
+def read_tree(root: pathlib.Path) -> Library:
+    """Read every CUDA source under a folder. Files that cannot be read become diagnostics, the others stay.
+
+    Raises UsageError where the folder is missing or holds no source.
+    """
+    root = root.resolve()
+    cache = ReadCache()
+    paths, unreadable = find_sources(root)
+    return library_of([read_unit(path, root, cache) for path in paths], unreadable)
+
+
+def library_of(units: Sequence[ReadUnit], unreadable: Iterable[Diagnostic]) -> Library:
+    """Put the units of a tree together, in the order of their files."""
+    files = [unit.file for unit in units if unit.file is not None]
+    hashes = {name: digest for unit in units for name, digest in unit.hashes.items()}
+    diagnostics = [*unreadable, *(item for unit in units for item in unit.diagnostics)]
+    in_order = dict(sorted(hashes.items(), key=lambda item: pathlib.PurePath(item[0])))
+    probes = frozenset(probe for unit in units for probe in unit.probes)
+    return Library(linked(files), in_order, tuple(dict.fromkeys(diagnostics)), probes)
+
+
+def read_unit(path: pathlib.Path, root: pathlib.Path, cache: ReadCache) -> ReadUnit:
+    """Read one file of a tree (paths resolved); where it is no text or cannot be opened, an error says so."""
     name = path.relative_to(root).as_posix()
     try:
         if not stat.S_ISREG(path.stat().st_mode):
@@ -129,11 +100,26 @@ def read_file(path: pathlib.Path, root: pathlib.Path, cache: ReadCache) -> tuple
         text = preprocess(path, root, cache.texts, cache.headers)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        return None, [Diagnostic(Severity.ERROR, SourceSpan(name, 1), f"cannot be read: {reason}")]
+        why = Diagnostic(Severity.ERROR, SourceSpan(name, 1), f"cannot be read: {reason}")
+        return ReadUnit(None, (why,), _hashes([path] if path in cache.texts else [], root, cache))
     unit = UnitReader(text, cache.items)
     references, found = parse_references(cache.texts[path], name)
     converted = tuple(Reference(item.name, item.span, item.double_params, item.double_source) for item in references)
-    return unit.read(converted), [*text.diagnostics, *unit.diagnostics, *found]
+    read = [path, *(root / included for included in text.includes)]
+    file = unit.read(converted)
+    diagnostics = (*text.diagnostics, *unit.diagnostics, *found)
+    probes = frozenset(os.path.relpath(probe, root) for probe in text.probes)
+    return ReadUnit(file, diagnostics, _hashes(read, root, cache), probes)
+
+
+def _hashes(paths: Iterable[pathlib.Path], root: pathlib.Path, cache: ReadCache) -> dict[str, str]:
+    found = {}
+    for path in paths:
+        name = path.relative_to(root).as_posix()
+        if name not in cache.hashes:
+            cache.hashes[name] = hashlib.sha256(cache.texts[path].encode()).hexdigest()
+        found[name] = cache.hashes[name]
+    return found
 
 
 class UnitReader:

@@ -183,11 +183,15 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Library:
-    """A source tree, read."""
+    """A source tree, read.
+
+    ``hashes`` are those of all files that were read; ``probes`` are the paths at which an include was looked for.
+    """
 
     files: tuple[SourceFile, ...]
     hashes: dict[str, str]
     diagnostics: tuple[Diagnostic, ...]
+    probes: frozenset[str] = field(default=frozenset(), repr=False)
 
     @property
     def kernels(self) -> list[Kernel]:

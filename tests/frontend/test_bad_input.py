@@ -8,7 +8,8 @@ import pytest
 
 from llmc2py.diagnostics import Severity, UsageError
 from llmc2py.frontend.reader import read_tree
-from llmc2py.pipeline import default_output, generate
+from llmc2py.outputs import default_output
+from llmc2py.pipeline import generate
 
 GOOD = "__global__ void good(float* o, const float* x, int n) { int i = threadIdx.x; if (i < n) o[i] = x[i]; }\n"
 

@@ -4,33 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import pathlib
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 
+from llmc2py.caching import cache_root, content_key
 
-def cache_root() -> pathlib.Path:
-    """Return the cache folder: ``LLMC2PY_CACHE_DIR``, else the platform's place for caches."""
-    chosen = os.environ.get("LLMC2PY_CACHE_DIR")
-    if chosen:
-        return pathlib.Path(chosen)
-    if sys.platform == "darwin":
-        return pathlib.Path.home() / "Library" / "Caches" / "llmc2py"
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (pathlib.Path(base) if base else pathlib.Path.home() / ".cache") / "llmc2py"
-
-
-def content_key(*parts: str) -> str:
-    """Return a name for what is built from ``parts``; no two lists of parts share one."""
-    digest = hashlib.sha256()
-    for part in parts:
-        data = part.encode()
-        digest.update(b"%d:" % len(data))
-        digest.update(data)
-    return digest.hexdigest()[:40]
+__all__ = ["build_once", "cache_root", "content_key"]
 
 
 @contextlib.contextmanager

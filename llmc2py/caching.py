@@ -1,0 +1,131 @@
+"""What is worth keeping between runs: folders of values named by the content that they were made from."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import os
+import pathlib
+import pickle
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+
+def cache_root() -> pathlib.Path:
+    """Return the cache folder: ``LLMC2PY_CACHE_DIR``, else the platform's place for caches."""
+    chosen = os.environ.get("LLMC2PY_CACHE_DIR")
+    if chosen:
+        return pathlib.Path(chosen)
+    if sys.platform == "darwin":
+        return pathlib.Path.home() / "Library" / "Caches" / "llmc2py"
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (pathlib.Path(base) if base else pathlib.Path.home() / ".cache") / "llmc2py"
+
+
+def content_key(*parts: str) -> str:
+    """Return a name for what is built from ``parts``; no two lists of parts share one."""
+    digest = hashlib.sha256()
+    for part in parts:
+        # What is no UTF-8 in the name of a file stands in strings as lone surrogates.
+        data = part.encode(errors="surrogatepass")
+        digest.update(b"%d:" % len(data))
+        digest.update(data)
+    return digest.hexdigest()[:40]
+
+
+def code_key(files: Iterable[pathlib.Path], distributions: Iterable[str] = ()) -> str:
+    """Return a digest of what decides a result beside its input: Python, files of this program, installed libraries."""
+    root = pathlib.Path(__file__).parent
+    parts = [f"{os.path.relpath(path, root)} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in sorted(files)]
+    return content_key(sys.version, *parts, *_versions(distributions))
+
+
+def _versions(distributions: Iterable[str]) -> list[str]:
+    """Return names with versions, from the names of folders: importlib.metadata takes long to import."""
+    wanted = {name.replace("-", "_").lower() for name in distributions}
+    found: dict[str, str] = {}
+    for folder in sys.path:
+        with contextlib.suppress(OSError):
+            for entry in os.listdir(folder or "."):
+                name, _, rest = entry.partition("-")
+                if rest.endswith(".dist-info") and name.lower() in wanted:
+                    found.setdefault(name.lower(), entry)
+    for name in wanted - found.keys():
+        from importlib import metadata
+
+        found[name] = metadata.version(name)
+    return sorted(found.values())
+
+
+@contextlib.contextmanager
+def paused_collection() -> Iterator[None]:
+    """Keep the garbage collector from walking through trees that live to the end: that takes half of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """A folder of pickled values by key, shared by processes; what was not used for longest goes when it is full.
+
+    A value is a function of its key alone, so that one under its final name is whole and never out of date.
+    """
+
+    name: str
+    limit: int
+
+    @property
+    def folder(self) -> pathlib.Path:
+        """The folder, which need not be there."""
+        return cache_root() / self.name
+
+    def load(self, key: str) -> object:
+        """Return the value of a key; None where there is none, or none that can be read."""
+        path = self.folder / f"{key}.pickle"
+        try:
+            data = path.read_bytes()
+            os.utime(path)
+            with paused_collection():
+                return pickle.loads(data)
+        except Exception:
+            # Whatever is wrong with the file, to make the value again is right.
+            return None
+
+    def store(self, key: str, value: object) -> None:
+        """Write a value by atomic rename. A folder that cannot be written costs the next run the work."""
+        folder = self.folder
+        with contextlib.suppress(OSError, RecursionError):
+            data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+            folder.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(prefix="new-", suffix=".part", dir=folder)
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(data)
+                os.replace(temporary, folder / f"{key}.pickle")
+            except OSError:
+                os.unlink(temporary)
+                raise
+            self._make_room()
+
+    def _make_room(self) -> None:
+        entries = []
+        for entry in os.scandir(self.folder):
+            with contextlib.suppress(FileNotFoundError):
+                found = entry.stat()
+                entries.append((found.st_mtime, found.st_size, entry.path))
+        total = sum(size for _, size, _ in entries)
+        for _, size, path in sorted(entries):
+            if total <= self.limit:
+                break
+            # Another process may have made room already.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            total -= size

@@ -1,0 +1,131 @@
+"""Packages that were generated before: what comes of sources, catalogue and options that are the same is the same."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import time
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from llmc2py.caching import Shelf, code_key, content_key
+from llmc2py.diagnostics import Diagnostic
+from llmc2py.frontend.sources import UnitKeys, find_sources
+
+if TYPE_CHECKING:
+    from llmc2py.pipeline import Generated
+
+_LIBRARIES = ("jinja2", "markupsafe", "pcpp", "pycparser", "tree-sitter", "tree-sitter-cuda")
+#: Seconds of work that a package in the cache is worth.
+_WORTH_KEEPING = 0.3
+RESULTS = Shelf("results", 256 << 20)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to generate: the arguments of ``pipeline.generate``."""
+
+    source: pathlib.Path
+    catalogs: tuple[pathlib.Path, ...] = ()
+    only: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    commit: str | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """A generated package: its files, what there is to say, and the record that ``listing.summary`` makes of it."""
+
+    request: Request
+    key: str | None
+    files: dict[str, str]
+    diagnostics: tuple[Diagnostic, ...]
+    summary: dict[str, Any]
+
+    @cached_property
+    def generated(self) -> Generated:
+        """All that was made on the way to the files; read from the cache where that is asked for, or made again."""
+        from llmc2py.pipeline import Generated
+
+        known = RESULTS.load(_whole(self.key)) if self.key is not None else None
+        return known if isinstance(known, Generated) else _make(self.request)
+
+
+def generate(request: Request) -> Result:
+    """Return what ``pipeline.generate`` makes, from the cache where that was made before.
+
+    Raises UsageError as it does.
+    """
+    request = replace(request, commit=request.commit or _commit_of(request.source))
+    keys, key = _keys(request)
+    known = RESULTS.load(key) if key is not None else None
+    if isinstance(known, tuple):
+        return Result(request, key, *known)
+    from llmc2py import listing
+
+    started = time.perf_counter()
+    made = _make(request)
+    took = time.perf_counter() - started
+    parts = made.files, made.diagnostics, listing.summary(made)
+    if key is not None and took > _WORTH_KEEPING and made.library.probes <= keys:
+        RESULTS.store(_whole(key), made)
+        RESULTS.store(key, parts)
+    else:
+        key = None
+    result = Result(request, key, *parts)
+    # What is at hand need not be loaded.
+    vars(result)["generated"] = made
+    return result
+
+
+def _make(request: Request) -> Generated:
+    from llmc2py import pipeline
+
+    return pipeline.generate(request.source, request.catalogs, request.only, request.targets, request.commit)
+
+
+def _commit_of(source: pathlib.Path) -> str | None:
+    if not (source / ".git").exists():
+        return None
+    from llmc2py.revisions import commit_of
+
+    return commit_of(source)
+
+
+def _whole(key: str) -> str:
+    return f"{key}-whole"
+
+
+def _keys(request: Request) -> tuple[set[str], str | None]:
+    """Return the places of includes that the key of a request covers, and the key; None where it cannot be told."""
+    root = request.source.resolve()
+    paths, unreadable = find_sources(root)
+    units = UnitKeys(root)
+    keys = [units.key(path) for path in paths]
+    catalogs = [*sorted(root.glob("*.toml")), *request.catalogs]
+    try:
+        entries = [text for path in catalogs for text in (str(path.name), path.read_text(encoding="utf-8"))]
+    except (OSError, UnicodeDecodeError):
+        return set(), None
+    known = [key for key in keys if key is not None]
+    if unreadable or len(known) < len(keys):
+        return set(), None
+    parts = [*known, "", *entries, "", *map(str, request.catalogs), "", *request.only, "", *request.targets]
+    parts += ["", request.commit or ""]
+    places = {place for path in paths for place in units.places(path)}
+    return places, content_key(_program_key(), *parts)
+
+
+def _program_key() -> str:
+    """Return a digest of this program and its libraries."""
+    package = pathlib.Path(__file__).parent
+    templates = package / "templates" if (package / "templates").is_dir() else package.parent / "templates"
+    files = [
+        pathlib.Path(folder, name)
+        for top in (package, templates)
+        for folder, _, names in os.walk(top)
+        for name in names
+        if name.endswith((".py", ".toml", ".j2"))
+    ]
+    return code_key(files, _LIBRARIES)
