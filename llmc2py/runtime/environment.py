@@ -39,6 +39,7 @@ def inspect() -> list[Finding]:
         "CuPy": _cupy,
         "NVRTC": _nvrtc_and_headers,
         "CUDA devices": _devices,
+        "nvmath-python": _nvmath,
         "C++ compiler": _compiler,
         "cache folder": _cache,
         "PyTorch": _torch,
@@ -143,6 +144,14 @@ def _cache() -> list[Finding]:
             Finding("cache folder", value, "warning", "cannot be written: set LLMC2PY_CACHE_DIR to a writable folder")
         ]
     return [Finding("cache folder", value)]
+
+
+def _nvmath() -> list[Finding]:
+    version = _installed("nvmath-python")
+    if version is None:
+        hint = 'pip install "llmc2py[gemm]": matrix products with bias or GELU are slower on CUDA without it'
+        return [Finding("nvmath-python", "not installed (optional)", "missing", hint)]
+    return [Finding("nvmath-python", version)]
 
 
 def _torch() -> list[Finding]:

@@ -47,6 +47,15 @@ def test_without_cupy_it_says_what_to_install(monkeypatch):
     assert found["ml_dtypes"] == Finding("ml_dtypes", "not installed", "missing", "pip install ml_dtypes")
 
 
+def test_nvmath_is_optional(monkeypatch):
+    monkeypatch.setattr(environment, "_installed", {"nvmath-python": "1.0.0"}.get)
+    assert environment._nvmath() == [Finding("nvmath-python", "1.0.0")]
+    monkeypatch.setattr(environment, "_installed", lambda name: None)
+    (found,) = environment._nvmath()
+    assert (found.status, found.value) == ("missing", "not installed (optional)")
+    assert 'pip install "llmc2py[gemm]"' in found.hint
+
+
 def test_two_cupys_are_a_warning(monkeypatch):
     monkeypatch.setattr(environment, "_installed", {"cupy-cuda13x": "14.2.0", "cupy-cuda12x": "13.4.0"}.get)
     (found,) = environment._cupy()
