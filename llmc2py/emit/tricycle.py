@@ -35,7 +35,7 @@ _WIDTH = 112
 
 
 def emit_tricycle(plan: PackagePlan) -> dict[str, str]:
-    """Return the module of a package's layers for Tricycle, by its file name."""
+    """Return the module of a package's layers for Tricycle, by its file name; nothing where there would be none."""
     ops = {module.op.layer: module for module in plan.ops if module.op is not None}
     homes = {name: home for name, (home, _) in _ELEMENTWISE.items()} | _OTHERS
     values: dict[str, Any] = {
@@ -50,7 +50,8 @@ def emit_tricycle(plan: PackagePlan) -> dict[str, str]:
         "classifier": _with_options(ops.get(_CLASSIFIER), {"V": "y_pred.shape[-1]"}),
         "layers": [_described(module) | _signature(_op(module)) for name, module in ops.items() if name not in homes],
     }
-    return {_FILE: render.render_file("tricycle_layers.py.j2", values | _names(values, homes))}
+    values |= _names(values, homes)
+    return {_FILE: render.render_file("tricycle_layers.py.j2", values)} if values["exports"] else {}
 
 
 def _op(module: ModulePlan) -> OpPlan:
@@ -92,13 +93,24 @@ def _layernorm(module: ModulePlan | None) -> dict[str, Any] | None:
 
 
 def _with_options(module: ModulePlan | None, given: dict[str, str]) -> dict[str, Any] | None:
-    """Return a layer without parameters whose options without a default are these, or None for another one."""
+    """Return a layer without parameters whose options without a default are these, or None for another one.
+
+    The other options become attributes of the class, which users can set on an object.
+    """
     if module is None:
         return None
     options = _op(module).options
     if _op(module).parameters or [one.name for one in options if one.default is None] != list(given):
         return None
-    return _described(module) | {"options": ", ".join(given.get(one.name) or str(one.default) for one in options)}
+    return _described(module) | {
+        "options": ", ".join(given.get(one.name, f"self.{one.name}") for one in options),
+        "defaults": [
+            line
+            for one in options
+            if one.default is not None
+            for line in (f"#: {one.doc or one.name}", f"{one.name}: {one.kind} = {one.default}")
+        ],
+    }
 
 
 def _dense(plan: PackagePlan) -> dict[str, Any] | None:

@@ -17,9 +17,10 @@ import pytest
 from llmc2py.emit.writer import write_package
 from llmc2py.pipeline import generate
 from tests.adapters import tricycle_standin as tricycle
+from tests.field.test_d10_tricycle import ENTRY, RELU
 
 VENDORED = pathlib.Path(__file__).parents[2] / "vendor" / "llm.c"
-PACKAGE = "package_for_tricycle"
+PACKAGE, RELU_PACKAGE = "package_for_tricycle", "package_of_relu"
 
 
 @contextlib.contextmanager
@@ -42,8 +43,14 @@ def standing_in(folder: pathlib.Path) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A folder with a package of the vendored tree, and one of Tricycle's own ReLU kernels."""
     folder = tmp_path_factory.mktemp("tricycle")
     write_package(folder / PACKAGE, generate(VENDORED, targets=["tricycle"]).files)
+    source = folder / "source"
+    source.mkdir()
+    (source / "relu.cu").write_text(RELU, encoding="utf-8")
+    (source / "relu.toml").write_text(ENTRY, encoding="utf-8")
+    write_package(folder / RELU_PACKAGE, generate(source, targets=["tricycle"]).files)
     return folder
 
 
@@ -154,6 +161,23 @@ def test_cross_entropy_agrees(adapter: Any, xp: Any, shape: tuple[int, ...]) -> 
     targets, logits = numbers(xp, *shape, below=13), drawn(xp, *shape, 13)
     assert_same_runs(adapter, loss, targets, logits)
     assert loss(targets, logits).is_batched is False
+
+
+def test_options_of_a_function_are_attributes(adapter: Any, made: Any) -> None:
+    layer = tricycle.Attention(8, 2, 8)
+    adapter.enable(layer, PACKAGE)
+    assert layer.implementation == "llmc"
+    layer.implementation = "none such"
+    with pytest.raises(ValueError, match="implementation"):
+        layer(drawn(np, 1, 8, 24))
+
+
+def test_kernels_of_the_users_own_are_swapped_in(adapter: Any, xp: Any) -> None:
+    layer = tricycle.ReLU()
+    expected = run(layer, drawn(xp, 5, 7))
+    assert adapter.enable(layer, RELU_PACKAGE).swapped == (("model", "ReLU"),)
+    for name, array in run(layer, drawn(xp, 5, 7)).items():
+        assert_close(array, expected[name])
 
 
 def test_attention_refuses_more_tokens_than_its_window(adapter: Any, made: Any) -> None:

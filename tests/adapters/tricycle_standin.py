@@ -67,7 +67,9 @@ class Tensor:
     def sum(self) -> Tensor:
         shape, xp = self.shape, self.xp
         return Tensor(
-            xp.asarray(self.array.sum()), args=(self,), back_fns=(lambda grad: Tensor(xp.full(shape, grad.array)),)
+            xp.asarray(self.array.sum()),
+            args=(self,),
+            back_fns=(lambda grad: Tensor(xp.ones(shape, np.float32) * grad.array),),
         )
 
     def backward(self, clip: float | None = None) -> None:
