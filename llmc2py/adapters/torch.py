@@ -26,6 +26,7 @@ Autocast = Literal["lower", "float32", "widest"]
 #: Whether, under these options, an array is saved.
 Condition = Callable[[Mapping[str, Any]], bool]
 
+_DEVICES = ("cpu", "cuda")
 _SCHEMA_TYPES = {"int": "int", "bool": "bool", "float": "float", "str": "str"}
 _WIDTH = {torch.float64: 3, torch.float32: 2, torch.bfloat16: 1, torch.float16: 1}
 
@@ -88,7 +89,8 @@ class Operator:
         Raises TypeError, ValueError and IndexError as the generated function does.
         """
         arrays = arguments[: len(self._arrays)]
-        if torch.is_autocast_enabled(_device_of(arrays).type):
+        device = _device_of(arrays).type
+        if device in _DEVICES and torch.is_autocast_enabled(device):
             arguments = (*self._cast(arrays), *arguments[len(self._arrays) :])
         result = self._op(*arguments)
         if isinstance(result, torch.Tensor):
@@ -308,7 +310,7 @@ def parameter(init: str, shape: Sequence[int], dtype: Any = None, device: Any = 
 
 
 def _custom_op(name: str, function: Callable[..., Any], schema: str) -> Any:
-    return torch.library.custom_op(name, function, mutates_args=(), device_types=("cpu", "cuda"), schema=schema)
+    return torch.library.custom_op(name, function, mutates_args=(), device_types=_DEVICES, schema=schema)
 
 
 def _overload(name: str) -> Any:

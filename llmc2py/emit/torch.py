@@ -38,9 +38,10 @@ def _order(name: str) -> tuple[bool, bool, str]:
 def _layer(module: ModulePlan, op: OpPlan) -> dict[str, Any]:
     options = [one for one in op.options if one.name not in _WRITING_OPTIONS]
     arrays = [*op.inputs, *op.parameters]
-    arguments = [one.name for one in (*arrays, *options)]
+    taken: list[ArraySpec | OptionSpec] = [*arrays, *options]
+    kept: list[ArraySpec | OptionSpec] = [*op.parameters, *options]
     attributes = [*(_parameter(one) for one in op.parameters), *(f"self.{one.name} = {one.name}" for one in options)]
-    passed = [*(one.name for one in op.inputs), *(f"self.{one.name}" for one in (*op.parameters, *options))]
+    passed = [*(one.name for one in op.inputs), *(f"self.{one.name}" for one in kept)]
     return {
         "op": op,
         "module": module.path.replace("/", "."),
@@ -49,16 +50,13 @@ def _layer(module: ModulePlan, op: OpPlan) -> dict[str, Any]:
         "summary": prose(op.summary, 112),
         "details": prose(op.details, 112),
         "fast": prose(f"Fast sizes: {op.fast_sizes}. Source: {op.origin}.", 112),
-        "docs": [line for one in (*arrays, *options, *op.outputs) for line in _doc(one)],
+        "docs": [line for one in (*taken, *op.outputs) for line in _doc(one)],
         "signature": ", ".join([*(_typed(one) for one in arrays), *(_typed_option(one) for one in options)]),
         "returns": "Tensor" if len(op.outputs) == 1 else f"tuple[{', '.join('Tensor' for _ in op.outputs)}]",
-        "arguments": ", ".join(arguments),
+        "arguments": ", ".join(one.name for one in taken),
         "made": _made(op, options),
         "made_doc": _made_doc(op, options),
-        "attributes": [
-            *(_parameter(one) for one in op.parameters),
-            *(f"self.{one.name} = {one.name}" for one in options),
-        ],
+        "attributes": attributes,
         "inputs": ", ".join(f"{one.name}: Tensor" for one in op.inputs),
         "passed": ", ".join(passed),
     }
