@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, ClassVar
@@ -273,12 +273,12 @@ class Report:
         return "\n".join(lines)
 
 
-def enable(model: Any, package: str | ModuleType = "generated") -> Report:
+def enable(model: Any, package: str | ModuleType = "generated", only: Collection[str] | None = None) -> Report:
     """Swap the layers of a built model, and of everything in it, for generated ones.
 
     The objects stay what they are, with their weights, under their names; only their class changes. So optimisers and
     their state, references to single layers and the methods of the model stay valid, and so do graphs that were made
-    before. A loss function is given the same way: ``enable(loss_fn)``.
+    before. What was swapped earlier is put back first. A loss function is given the same way: ``enable(loss_fn)``.
 
     Parameters
     ----------
@@ -286,6 +286,8 @@ def enable(model: Any, package: str | ModuleType = "generated") -> Report:
         A layer or operation of Tricycle.
     package
         A package generated with ``--target tricycle``: its name or the module.
+    only
+        Names of Tricycle's classes (``"Dense"``); by default all that the package has a layer for.
 
     Raises
     ------
@@ -293,13 +295,16 @@ def enable(model: Any, package: str | ModuleType = "generated") -> Report:
         There is no such package, or it has no layers for Tricycle.
     TypeError
         The model is no layer or operation of Tricycle.
+    ValueError
+        The package has no layer for a class in ``only``.
     """
     replacements = _replacements(package)
+    _check_names(only, replacements)
     disable(model)
     swapped, kept = [], []
     for name, layer, is_container in _walk(model):
         kind = type(layer)
-        why = _why_not(layer, replacements)
+        why = _why_not(layer, replacements, only)
         if not why:
             layer.__class__ = replacements[kind]
             swapped.append((name, kind.__name__))
@@ -336,10 +341,18 @@ def _replacements(package: str | ModuleType) -> dict[type, type[Replacement]]:
     return {one.replaces(): one for one in found if issubclass(one, Replacement)}
 
 
-def _why_not(layer: Any, replacements: dict[type, type[Replacement]]) -> str:
+def _check_names(only: Collection[str] | None, replacements: dict[type, type[Replacement]]) -> None:
+    names = sorted(kind.__name__ for kind in replacements)
+    for name in only or ():
+        if name not in names:
+            raise ValueError(f"only: the package has no layer for {name}; it has some for {', '.join(names)}")
+
+
+def _why_not(layer: Any, replacements: dict[type, type[Replacement]], only: Collection[str] | None) -> str:
     kind = type(layer)
     if kind in replacements:
-        return replacements[kind].objection(layer)
+        asked = only is None or kind.__name__ in only
+        return replacements[kind].objection(layer) if asked else "it was not asked for"
     base = next((one for one in kind.__mro__ if one in replacements), None)
     if base is not None:
         return f"it is a subclass of {base.__name__}, which may compute something else"

@@ -422,6 +422,18 @@ def test_what_cannot_be_swapped_is_named(adapter: Any) -> None:
     )
 
 
+def test_single_kinds_of_layers_are_swapped(adapter: Any, made: Any) -> None:
+    model = tricycle.Sequential(tricycle.Dense(8, 8), tricycle.GeLU(), tricycle.LayerNorm(8))
+    adapter.enable(model, PACKAGE)
+    report = adapter.enable(model, PACKAGE, only=["Dense", "LayerNorm"])
+    assert [name for name, _ in report.swapped] == ["model.layers[0]", "model.layers[2]"]
+    assert report.kept == (("model.layers[1]", "GeLU", "it was not asked for"),)
+    assert [type(layer) for layer in model.layers] == [made.Dense, tricycle.GeLU, made.LayerNorm]
+    with pytest.raises(ValueError, match="no layer for GELU; it has some for Attention, CrossEntropy, Dense, GeLU, "):
+        adapter.enable(model, PACKAGE, only=["GELU"])
+    assert type(model.layers[0]) is made.Dense
+
+
 def test_layers_in_dictionaries_and_tuples_are_found(adapter: Any, made: Any) -> None:
     model = tricycle.Sequential()
     model.experts = {"a": (tricycle.Dense(2, 2), [tricycle.GeLU()])}
