@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pathlib
+import re
 import sys
 import types
 import warnings
@@ -395,6 +396,14 @@ def test_export_takes_a_model_with_a_dynamic_batch(package: Any, device: str) ->
     for count in (2, 5):
         arguments = batch(device, rows=count)
         torch.testing.assert_close(program.module()(*arguments), model(*arguments))
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+def test_the_example_of_the_readme_runs(package: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"^```py\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+    (example,) = [block for block in blocks if "import torch" in block]
+    exec(example.replace("from generated.", "from for_torch."), {"__name__": "example"})
+    assert capsys.readouterr().out == "torch.bfloat16 torch.Size([8, 32, 64]) torch.float32\n"
 
 
 # --- autocast
