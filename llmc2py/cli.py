@@ -302,6 +302,82 @@ def verify(package: str, backend: str, only: tuple[str, ...], verbose: bool, as_
     return _FOUND if failed else 0
 
 
+_markdown_option = click.option("--markdown", is_flag=True, help="Write Markdown, as for a pull request.")
+
+
+@_command("diff")
+@click.argument("old")
+@click.argument("new")
+@_markdown_option
+@_catalog_option
+@_only_option("layers, source files and kernels")
+def diff(
+    old: str, new: str, markdown: bool, catalogs: tuple[pathlib.Path, ...], only: tuple[str, ...], as_json: bool
+) -> int:
+    """Say what changed from OLD to NEW, by what it means to callers; exit with 1 where anything did.
+
+    Each is a folder of sources, PATH@REV for what it held at a git revision, or a generated package.
+    """
+    from llmc2py import console, views
+    from llmc2py.drift import report as drift
+    from llmc2py.upstream.sides import difference
+
+    with console.Progress(f"comparing {old} and {new}", quiet=as_json):
+        found = difference(old, new, catalogs, only)
+    if as_json:
+        console.write_json(drift.to_record(found.changes, old, new))
+    else:
+        views.show_diagnostics(found.diagnostics)
+        console.write((drift.to_markdown if markdown else drift.to_text)(found.changes, old, new))
+    return _FOUND if found.changes else 0
+
+
+@_command("update")
+@click.argument("location", metavar="[PATH|GIT-URL]", default=".")
+@click.option("--rev", metavar="REV", help="A branch, tag or commit [default: what the branch of the tree follows].")
+@click.option("--into", type=_path, metavar="DIR", help="Where a URL is cloned [default: the name in the URL].")
+@click.option(
+    "--output", type=_path, metavar="DIR",
+    help="Where the package is [default: generated; PATH/generated where PATH has catalogue entries].",
+)  # fmt: skip
+@_catalog_option
+@click.option("--backend", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option("--no-verify", is_flag=True, help="Do not run what changed against its references.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; exit with 1 where something would change.")
+@_markdown_option
+def update(
+    location: str,
+    rev: str | None,
+    into: pathlib.Path | None,
+    output: pathlib.Path | None,
+    catalogs: tuple[pathlib.Path, ...],
+    backend: str,
+    no_verify: bool,
+    dry_run: bool,
+    markdown: bool,
+    as_json: bool,
+) -> int:
+    """Bring a git work tree of sources to a revision, and its package with it; nothing is changed where a step fails.
+
+    Exit with 1 where a check fails, a layer had to be left out or, with --dry-run, something would change.
+    """
+    from llmc2py import console, views
+    from llmc2py.diagnostics import has_errors
+    from llmc2py.upstream import texts, updating
+
+    request = updating.Request(location, rev, into, output, catalogs, None if no_verify else backend, dry_run)
+    with console.Progress(f"updating {location}", quiet=as_json) as progress:
+        done = updating.update(request, progress.update)
+    if as_json:
+        console.write_json(texts.to_record(done))
+    else:
+        views.show_diagnostics(done.diagnostics)
+        console.write(texts.to_markdown(done) if markdown else texts.to_text(done))
+    would_change = dry_run and bool(done.changes)
+    lacks = done.misfits or has_errors(done.diagnostics)
+    return _FOUND if done.failed or lacks or would_change else 0
+
+
 @_command("doctor")
 def doctor(as_json: bool) -> int:
     """Say which tools are here and how to get what is missing; exit with 1 where some do not fit together."""

@@ -25,13 +25,17 @@ TITLES = {
     Meaning.COSMETIC: "Cosmetic",
 }
 
+#: How the text of a change begins that many kernels share.
+SHARED_CODE = "code that it uses changed"
+
 
 @dataclass(frozen=True)
 class Change:
     """A change of one kernel, launcher, reference, layer or file (the ``subject``).
 
     ``kind`` says what changed (``parameter-added``), ``text`` says it to people; ``old`` and ``new`` are the two states
-    as far as they can be spelled. ``files`` are the source files that the change comes from.
+    as far as they can be spelled. ``former`` is the ``file:name`` that a subject with another name or place had.
+    ``files`` are the source files that the change comes from.
     """
 
     meaning: Meaning
@@ -42,4 +46,5 @@ class Change:
     text: str
     old: str | None = None
     new: str | None = None
+    former: str | None = None
     files: frozenset[str] = field(default_factory=frozenset, repr=False)

@@ -8,7 +8,7 @@ from llmc2py.drift.changes import Change, Meaning
 from llmc2py.drift.codechanges import own_tokens
 from llmc2py.drift.kernels import kernel_changes
 from llmc2py.drift.launchers import launcher_changes, launcher_tokens
-from llmc2py.drift.matching import file_of, name_of, pair
+from llmc2py.drift.matching import Renames, file_of, name_of, pair
 from llmc2py.drift.snapshot import Snapshot
 from llmc2py.drift.subjects import Subject, lone_changes, precision_changes, signature, subjects
 
@@ -23,21 +23,25 @@ def compare(old: Snapshot, new: Snapshot) -> list[Change]:
 
 def _kernels_and_launchers(old: Snapshot, new: Snapshot) -> Iterator[Change]:
     pairs, gone, come = pair(
-        old.kernels, new.kernels, lambda key: own_tokens(old.slice(key)), lambda key: own_tokens(new.slice(key))
+        old.kernels,
+        new.kernels,
+        lambda key: own_tokens(old.slice(key)),
+        lambda key: own_tokens(new.slice(key)),
+        window=3,
     )
     yield from lone_changes("kernel", gone, come, old.kernels, new.kernels)
     for subject in subjects("kernel", pairs, old.kernels, new.kernels):
         yield from kernel_changes(subject, old, new)
-    renamed = {name_of(before): name_of(after) for before, after in pairs}
-    pairs, gone, come = pair(
+    renamed = Renames(pairs)
+    launchers, gone, come = pair(
         old.launchers,
         new.launchers,
         lambda key: launcher_tokens(key, old.launchers[key], renamed),
-        lambda key: launcher_tokens(key, new.launchers[key], {}),
+        lambda key: launcher_tokens(key, new.launchers[key], Renames()),
     )
     yield from lone_changes("launcher", gone, come, old.launchers, new.launchers)
-    renamed |= {name_of(before): name_of(after) for before, after in pairs}
-    for subject in subjects("launcher", pairs, old.launchers, new.launchers):
+    renamed = Renames([*pairs, *launchers])
+    for subject in subjects("launcher", launchers, old.launchers, new.launchers):
         yield from launcher_changes(subject, new, renamed)
 
 
@@ -101,4 +105,4 @@ def _files(old: Snapshot, new: Snapshot, changes: list[Change]) -> Iterator[Chan
             continue
         what = "removed" if after is None else "added" if before is None else "text changed"
         text = f"{what}: comments, white space, or code that no kernel, launcher or reference has"
-        yield Change(Meaning.COSMETIC, "file-changed", "file", file, file, text, None, None, frozenset({file}))
+        yield Change(Meaning.COSMETIC, "file-changed", "file", file, file, text, files=frozenset({file}))

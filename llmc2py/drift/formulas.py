@@ -1,12 +1,13 @@
 """Launcher bodies in a form that can be compared: launch configurations and conditions as formulas of the parameters.
 
-Bodies are the lines of Python that lowering made. A local that is set once, to a value without effects, is
-replaced by that value: formulas speak of parameters, and what a local is called does not matter.
+Bodies are the lines of Python that lowering made. The value of a local takes the place of its name, unless it has
+effects: formulas speak of parameters, and what a local is called does not matter.
 """
 
 from __future__ import annotations
 
 import ast
+import copy
 import hashlib
 import re
 from collections import Counter
@@ -49,10 +50,10 @@ def read_body(
     function = tree.body[0]
     assert isinstance(function, ast.FunctionDef)
     function = _Inlining(function, fixed).run()
-    locals_ = {name: f"local{index}" for index, name in enumerate(_stored(function, fixed), 1)}
-    reader = _Reader(names)
-    rest = reader.visit(_Masking(locals_).visit(function))
-    masks = {name: f"<call {index}>" for index, name in enumerate(calls)}
+    masks = {name: f"<local {index}>" for index, name in enumerate(_stored(function, fixed), 1)}
+    reader = _Reader(names, frozenset(masks))
+    rest = reader.visit(function)
+    masks |= {name: f"<call {index}>" for index, name in enumerate(calls)}
     text = ast.unparse(ast.fix_missing_locations(_Masking(masks).visit(rest)))
     return BodyRecord(tuple(reader.launches), tuple(reader.requires), hashlib.sha256(text.encode()).hexdigest())
 
@@ -72,70 +73,51 @@ def _in_order(tree: ast.AST) -> Iterable[ast.Name | ast.arg]:
         yield from _in_order(item)
 
 
-class _Inlining(ast.NodeTransformer):
-    """Puts the values of locals in the place of their names."""
+class _Inlining:
+    """Puts the values of locals in the place of their names, statement by statement.
+
+    A local is replaced where all that sets it are plain assignments of one block: what stands between two of them sees
+    the value of the first.
+    """
 
     def __init__(self, function: ast.FunctionDef, fixed: frozenset[str]) -> None:
         self.function = function
-        stores = Counter(fixed)
-        for node in ast.walk(function):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                # What is added to is never set once.
-                stores[node.id] += 1
-            elif isinstance(node, ast.arg):
-                stores[node.arg] += 2
-            elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-                stores[node.target.id] += 1
-        self.unsteady = {name for name, count in stores.items() if count > 1}
+        self.steady = _steady(function) - fixed
+        self.unsteady = {node.id for node in ast.walk(function)
+                         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)} - self.steady  # fmt: skip
+        self.unsteady |= {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
         self.values: dict[str, ast.expr] = {}
 
     def run(self) -> ast.FunctionDef:
-        self.function.body = [found for item in self.function.body if (found := self.visit(item)) is not None]
-        self.function.body = self.function.body or [ast.Pass()]
+        self._statement(self.function)
         return self.function
 
-    # name = value
-    def visit_Assign(self, node: ast.Assign) -> ast.stmt | None:
-        node = self._visited(node)
-        match node.targets:
-            case [ast.Name(id=name)] if name not in self.unsteady and self._is_plain(node.value):
-                self.values[name] = node.value
-                return None
-        return node
-
-    def _visited(self, node: ast.Assign) -> ast.Assign:
-        node.value = self.visit(node.value)
-        node.targets = [self.visit(target) for target in node.targets]
-        return node
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        if isinstance(node.ctx, ast.Load) and node.id in self.values:
-            return self.values[node.id]
-        return node
-
-    def visit_If(self, node: ast.If) -> ast.stmt:
+    def _block(self, body: list[ast.stmt]) -> list[ast.stmt]:
         """A block whose assignments have all gone must still hold something."""
-        found = self.generic_visit(node)
-        assert isinstance(found, ast.If)
-        found.body = found.body or [ast.Pass()]
-        return found
+        kept = [item for item in body if self._statement(item)]
+        return kept or [ast.Pass()]
 
-    def visit_For(self, node: ast.For) -> ast.stmt:
-        found = self.generic_visit(node)
-        assert isinstance(found, ast.For)
-        found.body = found.body or [ast.Pass()]
-        return found
+    def _statement(self, node: ast.AST) -> bool:
+        """Put values into a statement; return whether it stays."""
+        for name, value in ast.iter_fields(node):
+            if isinstance(value, ast.expr):
+                setattr(node, name, self._expression(value))
+            elif isinstance(value, list) and value and isinstance(value[0], ast.stmt):
+                setattr(node, name, self._block(value))
+            elif isinstance(value, list):
+                setattr(node, name, [self._expression(one) if isinstance(one, ast.expr) else one for one in value])
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if name in self.steady:
+                if self._is_plain(value):
+                    self.values[name] = value
+                    return False
+                self.values.pop(name, None)
+                self.unsteady.add(name)
+        return True
 
-    def visit_While(self, node: ast.While) -> ast.stmt:
-        found = self.generic_visit(node)
-        assert isinstance(found, ast.While)
-        found.body = found.body or [ast.Pass()]
-        return found
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.stmt:
-        found = self.generic_visit(node)
-        assert isinstance(found, ast.FunctionDef)
-        found.body = found.body or [ast.Pass()]
+    def _expression(self, node: ast.expr) -> ast.expr:
+        found = _Filling(self.values).visit(node)
+        assert isinstance(found, ast.expr)
         return found
 
     def _is_plain(self, value: ast.expr) -> bool:
@@ -154,23 +136,55 @@ class _Inlining(ast.NodeTransformer):
         return True
 
 
-class _Reader(ast.NodeTransformer):
-    """Takes launches and conditions out of a body; what stays says that they are there, not what they are."""
+class _Filling(ast.NodeTransformer):
+    """Puts values in the place of names that are read."""
 
-    def __init__(self, names: Mapping[str, str]) -> None:
+    def __init__(self, values: Mapping[str, ast.expr]) -> None:
+        self.values = values
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self.values.get(node.id, node) if isinstance(node.ctx, ast.Load) else node
+
+
+def _steady(function: ast.FunctionDef) -> set[str]:
+    """Return the names that only plain assignments of one block set."""
+    blocks: dict[str, set[int]] = {}
+    stores: Counter[str] = Counter()
+    plain: Counter[str] = Counter()
+    for owner in ast.walk(function):
+        for _, block in ast.iter_fields(owner):
+            for item in block if isinstance(block, list) else ():
+                match item:
+                    case ast.Assign(targets=[ast.Name(id=name)]):
+                        blocks.setdefault(name, set()).add(id(block))
+                        plain[name] += 1
+        if isinstance(owner, ast.Name) and isinstance(owner.ctx, ast.Store):
+            stores[owner.id] += 1
+    inner = [node for node in ast.walk(function) if isinstance(node, ast.FunctionDef) and node is not function]
+    # A function in the body sees what its names are when it is called.
+    seen = {node.id for one in inner for node in ast.walk(one) if isinstance(node, ast.Name)}
+    return {name for name, places in blocks.items()
+            if len(places) == 1 and stores[name] == plain[name] and (plain[name] == 1 or name not in seen)}  # fmt: skip
+
+
+class _Reader(ast.NodeTransformer):
+    """Takes conditions out of a body, and configurations out of launches."""
+
+    def __init__(self, names: Mapping[str, str], locals_: frozenset[str]) -> None:
         self.names = names
+        self.locals = locals_
         self.launches: list[Launch] = []
         self.requires: list[str] = []
         self.kernels: dict[str, str] = {}
 
     # plan.require(holds, "as the source has it", N=N)
-    def visit_Expr(self, node: ast.Expr) -> ast.stmt:
+    def visit_Expr(self, node: ast.Expr) -> ast.stmt | None:
         match node.value:
             case ast.Call(func=ast.Attribute(value=ast.Name(id="plan"), attr="require"), args=[holds, *_]):
                 # What is refused in any case (the default of a switch) is no condition on the caller's sizes.
                 if not isinstance(holds, ast.Constant):
-                    self.requires.append(formula(holds))
-                return ast.Pass()
+                    self.requires.append(_spelled(self._formula(holds)))
+                return None
         found = self.generic_visit(node)
         assert isinstance(found, ast.stmt)
         return found
@@ -181,8 +195,9 @@ class _Reader(ast.NodeTransformer):
             case ast.Attribute(value=ast.Name(id="plan"), attr="launch") if len(node.args) >= _CONFIGURATION:
                 kernel, *configuration = node.args[:_CONFIGURATION]
                 name = ast.unparse(kernel)
-                self.launches.append(Launch(self.names.get(name, name), _configuration(configuration, node.keywords)))
-                node = ast.Call(node.func, [kernel, *node.args[_CONFIGURATION:]], [])
+                text = self._configuration(configuration, node.keywords)
+                self.launches.append(Launch(self.names.get(name, name), text))
+                node = ast.Call(node.func, [kernel, *self._locals_in(node), *node.args[_CONFIGURATION:]], [])
         found = self.generic_visit(node)
         assert isinstance(found, ast.expr)
         return found
@@ -192,6 +207,27 @@ class _Reader(ast.NodeTransformer):
             mask = self.kernels.setdefault(node.id, f"<kernel {len(self.kernels)}>")
             return ast.Name(mask, node.ctx)
         return node
+
+    def _locals_in(self, node: ast.Call) -> list[ast.expr]:
+        """Return the locals in a configuration: which they are plays a part that the formula does not tell."""
+        parts = [*node.args[1:_CONFIGURATION], *(keyword.value for keyword in node.keywords)]
+        names = [one.id for part in parts for one in _in_order(part) if isinstance(one, ast.Name)]
+        return [ast.Name(name, ast.Load()) for name in names if name in self.locals]
+
+    def _configuration(self, parts: Sequence[ast.expr], keywords: Sequence[ast.keyword]) -> str:
+        """``[grid, block]``, ``[grid, block, shared]``, with what else the launch says behind it."""
+        spelled = self._formula(ast.Tuple([*parts, *(keyword.value for keyword in keywords)], ast.Load()))
+        elements = ast.parse(spelled, mode="eval").body
+        assert isinstance(elements, ast.Tuple)
+        grid, block, shared, *rest = (_formula(part) for part in elements.elts)
+        head = f"[{grid}, {block}]" if shared == "0" else f"[{grid}, {block}, {shared}]"
+        return head + "".join(f" {keyword.arg}={text}" for keyword, text in zip(keywords, rest, strict=True))
+
+    def _formula(self, node: ast.expr) -> str:
+        """Return a formula in which locals have numbers for names."""
+        names = dict.fromkeys(one.id for one in _in_order(node) if isinstance(one, ast.Name) and one.id in self.locals)
+        masks = {name: f"local{index}" for index, name in enumerate(names, 1)}
+        return ast.unparse(_Masking(masks).visit(copy.deepcopy(node)))
 
 
 class _Masking(ast.NodeTransformer):
@@ -207,13 +243,10 @@ class _Masking(ast.NodeTransformer):
         return ast.arg(self.masks.get(node.arg, node.arg))
 
 
-def _configuration(parts: Sequence[ast.expr], keywords: Sequence[ast.keyword]) -> str:
-    """``[grid, block]``, ``[grid, block, shared]``, with what else the launch says behind it."""
-    grid, block, shared = (formula(part) for part in parts)
-    head = f"[{grid}, {block}]" if shared == "0" else f"[{grid}, {block}, {shared}]"
-    return head + "".join(f" {keyword.arg}={formula(keyword.value)}" for keyword in keywords)
-
-
-def formula(node: ast.expr) -> str:
+def _formula(node: ast.expr) -> str:
     """Return an expression of a body as people read it."""
-    return _SIZEOF.sub(r"sizeof(\1)", ast.unparse(node))
+    return _spelled(ast.unparse(node))
+
+
+def _spelled(text: str) -> str:
+    return _SIZEOF.sub(r"sizeof(\1)", text)

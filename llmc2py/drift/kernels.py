@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from llmc2py.drift.changes import Change, Meaning
+from llmc2py.drift.changes import SHARED_CODE, Change, Meaning
 from llmc2py.drift.codechanges import CodeChange, compare_code
 from llmc2py.drift.matching import name_of
 from llmc2py.drift.parameters import match_parameters
@@ -34,7 +34,7 @@ def _code_changes(subject: Subject, old: Snapshot, new: Snapshot) -> Iterator[Ch
     if found.change is CodeChange.CODE:
         own = name_of(subject.after)
         through = ", ".join(name for name in found.through if name != own)
-        text = "body changed" if own in found.through else "code that it uses changed"
+        text = "body changed" if own in found.through else SHARED_CODE
         text += f"{' and so did' if own in found.through else ':'} {through}" if through else ""
         yield subject.change(Meaning.NUMBERS, "body-changed", text, files=found.files)
     elif not _has_same_header(subject):
@@ -43,7 +43,7 @@ def _code_changes(subject: Subject, old: Snapshot, new: Snapshot) -> Iterator[Ch
         text = "qualifiers of the kernel or of its parameters changed"
         yield subject.change(Meaning.SPEED, "qualifiers-changed", text, files=found.files)
     elif name_of(subject.before) == name_of(subject.after):
-        text = "white space or names of locals changed"
+        text = "comments, white space or names of locals changed"
         yield subject.change(Meaning.COSMETIC, "spelling-changed", text, files=found.files)
 
 

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from llmc2py.drift.changes import Change, Meaning
 from llmc2py.drift.codechanges import crosses_threads
-from llmc2py.drift.matching import file_of, name_of
+from llmc2py.drift.matching import Renames, file_of, name_of
 from llmc2py.drift.snapshot import Snapshot
 from llmc2py.drift.subjects import Record, Subject, interface_changes, place_changes
 
 
-def launcher_tokens(key: str, record: Record, renamed: Mapping[str, str]) -> list[str]:
+def launcher_tokens(key: str, record: Record, renamed: Renames) -> list[str]:
     """Return by what a launcher is known: its parameters, what it launches and calls, what it requires."""
-    launches = [text for kernel, text in record.get("launches", ()) for text in (renamed.get(kernel, kernel), text)]
+    launches = [text for kernel, how in record.get("launches", ()) for text in (renamed(kernel, file_of(key)), how)]
     parameters = [text for one in record["parameters"] for text in (one["type"], one["name"])]
     rest = [*record.get("calls", ()), *record.get("requires", ()), record.get("body", key)]
     return [*parameters, *launches, *rest]
 
 
-def launcher_changes(subject: Subject, new: Snapshot, renamed: Mapping[str, str]) -> Iterator[Change]:
-    """Yield how one launcher changed; ``renamed`` gives the new names of kernels and launchers by their old ones.
+def launcher_changes(subject: Subject, new: Snapshot, renamed: Renames) -> Iterator[Change]:
+    """Yield how one launcher changed; ``renamed`` knows the new names of kernels and launchers.
 
     What was in no package, and still is in none, is passed over.
     """
@@ -28,12 +28,12 @@ def launcher_changes(subject: Subject, new: Snapshot, renamed: Mapping[str, str]
     if not was_lowered and not is_lowered:
         return
     yield from place_changes(subject)
-    yield from interface_changes(subject)
     if was_lowered and is_lowered:
+        yield from interface_changes(subject)
         yield from _body_changes(subject, new, renamed)
 
 
-def _body_changes(subject: Subject, new: Snapshot, renamed: Mapping[str, str]) -> Iterator[Change]:
+def _body_changes(subject: Subject, new: Snapshot, renamed: Renames) -> Iterator[Change]:
     if subject.old.get("replaced_by") or subject.new.get("replaced_by"):
         yield from _replacement_changes(subject)
         return
@@ -47,12 +47,12 @@ def _body_changes(subject: Subject, new: Snapshot, renamed: Mapping[str, str]) -
         yield subject.change(Meaning.COSMETIC, "spelling-changed", "names of locals or messages changed")
 
 
-def _names_changed(subject: Subject, renamed: Mapping[str, str]) -> bool:
+def _names_changed(subject: Subject, renamed: Renames) -> bool:
     """Whether the names of parameters, kernels or launchers alone make another text."""
     kernels = [kernel for kernel, _ in subject.old.get("launches", ())]
     used = [*kernels, *subject.old.get("calls", ())]
     names = [[one["name"] for one in record["parameters"]] for record in (subject.old, subject.new)]
-    return names[0] != names[1] or any(renamed.get(one, one) != one for one in used)
+    return names[0] != names[1] or any(renamed(one, file_of(subject.before)) != one for one in used)
 
 
 def _replacement_changes(subject: Subject) -> Iterator[Change]:
@@ -76,8 +76,9 @@ def _require_changes(subject: Subject) -> Iterator[Change]:
             yield subject.change(Meaning.ADDITION, "assert-dropped", f"no longer requires {text}", text, None)
 
 
-def _launch_changes(subject: Subject, new: Snapshot, renamed: Mapping[str, str]) -> Iterator[Change]:
-    before = [(renamed.get(kernel, kernel), text) for kernel, text in subject.old.get("launches", ())]
+def _launch_changes(subject: Subject, new: Snapshot, renamed: Renames) -> Iterator[Change]:
+    place = file_of(subject.before)
+    before = [(renamed(kernel, place), text) for kernel, text in subject.old.get("launches", ())]
     after = [(kernel, text) for kernel, text in subject.new.get("launches", ())]
     kernels = [[kernel for kernel, _ in one] for one in (before, after)]
     if kernels[0] != kernels[1]:
@@ -95,8 +96,8 @@ def _launch_changes(subject: Subject, new: Snapshot, renamed: Mapping[str, str])
         yield subject.change(meaning, "launch-configuration-changed", text, f"{kernel}{was}", f"{kernel}{now}")
 
 
-def _call_changes(subject: Subject, renamed: Mapping[str, str]) -> Iterator[Change]:
-    before = [renamed.get(one, one) for one in subject.old.get("calls", ())]
+def _call_changes(subject: Subject, renamed: Renames) -> Iterator[Change]:
+    before = [renamed(one, file_of(subject.before)) for one in subject.old.get("calls", ())]
     after = list(subject.new.get("calls", ()))
     if before != after:
         names = [", ".join(one) or "nothing" for one in (before, after)]

@@ -105,7 +105,8 @@ def _intent(name: str, old: Record, new: Record) -> ParameterChange:
 
 def spelled(one: Mapping[str, Any]) -> str:
     """Return a parameter as C has it: ``const float* inp``."""
-    return f"{one['type']} {one['name']}".rstrip()
+    name = "" if one["name"].startswith("unnamed") else one["name"]
+    return f"{one['type'].removeprefix('tag:')} {name}".rstrip()
 
 
 def _bare(ctype: str) -> str:

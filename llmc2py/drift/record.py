@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from llmc2py.drift.formulas import read_body
@@ -59,7 +60,7 @@ def _kernels(library: Library, plan: PackagePlan) -> dict[str, Record]:
         home = homes.get((kernel.span.file, kernel.name))
         found[f"{kernel.span.file}:{kernel.name}"] = _told(
             python=home,
-            parameters=[_parameter(one) for one in kernel.parameters],
+            parameters=_parameters(kernel.parameters),
             template=[_template(one) for one in kernel.template],
             launch_bounds=list(kernel.launch_bounds),
             precisions=list(kernel.precisions),
@@ -101,7 +102,7 @@ def _launch_plan(plan: LaunchPlan, python: str, names: dict[str, str]) -> Record
     body = read_body(plan.body, fixed, names, plan.calls)
     return _told(
         python=python,
-        parameters=[_parameter(one) for one in (*plan.parameters, *plan.asked)],
+        parameters=_parameters((*plan.parameters, *plan.asked)),
         template=[_template(one) for one in plan.launcher.template],
         launches=[[one.kernel, one.configuration] for one in body.launches],
         requires=list(dict.fromkeys(body.requires)),
@@ -114,14 +115,14 @@ def _launch_plan(plan: LaunchPlan, python: str, names: dict[str, str]) -> Record
 def _replaced(one: ReplacedLauncher, python: str) -> Record:
     return _told(
         python=python,
-        parameters=[_parameter(item) for item in one.launcher.parameters],
+        parameters=_parameters(one.launcher.parameters),
         replaced_by=one.function,
         body=digest([_plain(statement) for statement in one.launcher.body]),
     )
 
 
 def _not_lowered(one: NotLowered) -> Record:
-    parameters = [_parameter(item) for item in one.launcher.parameters]
+    parameters = _parameters(one.launcher.parameters)
     return _told(not_lowered=one.reason, parameters=parameters)
 
 
@@ -164,10 +165,14 @@ def _array(spec: ArraySpec) -> str:
     return f"{spec.name} ({' '.join(spec.shape).replace('*', '...')})"
 
 
-def _parameter(one: Parameter) -> Record:
+def _parameters(parameters: Iterable[Parameter]) -> list[Record]:
+    return [_parameter(one, f"unnamed{index}") for index, one in enumerate(parameters)]
+
+
+def _parameter(one: Parameter, unnamed: str) -> Record:
     is_pointer = one.type.is_pointer
     return _told(
-        name=one.name,
+        name=one.name or unnamed,
         type=str(one.type),
         intent=str(one.intent) if one.intent is not None else None,
         align=one.alignment if is_pointer else 0,

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from llmc2py.drift.changes import TITLES, Change, Meaning
+from llmc2py.drift.changes import SHARED_CODE, TITLES, Change, Meaning
 
 _SHOWN = 6
+#: Changes of which the signature does not have to be the same to be told together.
+_LONE = frozenset(
+    f"{subject}-{what}" for subject in ("kernel", "launcher", "reference") for what in ("added", "removed")
+)
+#: Changes whose states the text does not tell.
+_STATED = frozenset({"launch-configuration-changed", "launches-changed", "reference-changed"})
 
 
 def counts(changes: Iterable[Change]) -> dict[str, int]:
@@ -34,6 +40,7 @@ def to_record(changes: Sequence[Change], old: str, new: str) -> dict[str, Any]:
                 "text": change.text,
                 "old": change.old,
                 "new": change.new,
+                "former": change.former,
             }
             for change in changes
         ],
@@ -54,13 +61,13 @@ def to_text(changes: Sequence[Change], old: str, new: str) -> str:
 
 def to_markdown(changes: Sequence[Change], old: str, new: str) -> str:
     """Return changes as the text of a pull request."""
-    lines = ["# Changes of the kernels", "", f"From {_code(old)} to {_code(new)}: {summary(changes)}."]
+    lines = ["# Changes of the kernels", "", f"From {code(old)} to {code(new)}: {summary(changes)}."]
     for meaning, found in _groups(changes):
         lines += ["", f"## {TITLES[meaning]} ({len(found)})", ""]
         for group in _merged(found):
-            lines.append(f"- {_subjects(group, code=True)}: {_escaped(group[0].text)}")
+            lines.append(f"- {_subjects(group, markdown=True)}: {escaped(group[0].text)}")
             if _has_formulas(group[0]):
-                lines += [f"  - was {_code(group[0].old or '')}", f"  - now {_code(group[0].new or '')}"]
+                lines += [f"  - was {code(group[0].old or '')}", f"  - now {code(group[0].new or '')}"]
     return "\n".join(lines)
 
 
@@ -86,32 +93,32 @@ def _groups(changes: Sequence[Change]) -> Iterator[tuple[Meaning, list[Change]]]
 
 
 def _merged(changes: Iterable[Change]) -> list[list[Change]]:
-    """Put together what is said of several subjects in the same words; of short words, those of one file."""
+    """Put together what is said in the same words of several subjects in a file, or of all that use the same code."""
     groups: dict[object, list[Change]] = {}
     for change in changes:
-        is_lone = change.kind.endswith(("-removed", "-added")) and not change.kind.startswith("parameter")
+        is_lone = change.kind in _LONE
         states = None if is_lone else (change.old, change.new)
-        file = change.file if is_lone or change.text == "body changed" else None
+        file = None if change.kind == "file-changed" or change.text.startswith(SHARED_CODE) else change.file
         groups.setdefault((change.subject, change.kind, change.text, states, file), []).append(change)
     return list(groups.values())
 
 
-def _subjects(group: Sequence[Change], *, code: bool = False) -> str:
-    spell = _code if code else str
+def _subjects(group: Sequence[Change], *, markdown: bool = False) -> str:
+    spell = code if markdown else str
     first = group[0]
     names = [spell(one.name) for one in group[:_SHOWN]]
     more = f" and {len(group) - _SHOWN} more" if len(group) > _SHOWN else ""
     files = sorted({one.file for one in group})
-    where = f" ({_escaped(files[0]) if code else files[0]})" if len(files) == 1 and first.subject != "file" else ""
+    where = f" ({escaped(files[0]) if markdown else files[0]})" if len(files) == 1 and first.subject != "file" else ""
     return f"{first.subject}{'s' if len(group) > 1 else ''} {', '.join(names)}{more}{where}"
 
 
 def _has_formulas(change: Change) -> bool:
-    """Whether the two states are said in lines of their own, for the text does not hold them."""
-    return change.old is not None and change.new is not None and change.new not in change.text
+    """Whether the two states are said in lines of their own."""
+    return change.kind in _STATED and change.old is not None and change.new is not None
 
 
-def _code(text: str) -> str:
+def code(text: str) -> str:
     """Return text as a code span, with more backticks around it than are in it."""
     flat = " ".join(text.split())
     fence = "`"
@@ -121,7 +128,7 @@ def _code(text: str) -> str:
     return f"{fence}{pad}{flat}{pad}{fence}"
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """Keep Markdown and HTML from seeing signs of their own in names and formulas."""
     flat = " ".join(text.split())
     for sign in "\\`*_{}[]<>#|@":

@@ -36,7 +36,9 @@ class Subject:
     ) -> Change:
         """Return a change of this subject."""
         places = files | {file_of(self.before), file_of(self.after)}
-        return Change(meaning, kind, self.kind, name_of(self.after), file_of(self.after), text, old, new, places)
+        former = self.before if self.before != self.after else None
+        name, file = name_of(self.after), file_of(self.after)
+        return Change(meaning, kind, self.kind, name, file, text, old, new, former, places)
 
 
 def subjects(kind: str, pairs: Iterable[tuple[str, str]], old: Records, new: Records) -> Iterator[Subject]:
@@ -56,26 +58,16 @@ def lone_changes(kind: str, gone: Iterable[str], come: Iterable[str], old: Recor
     """Yield what is in one tree alone. What no package had or has is told as cosmetic."""
     for key in gone:
         meaning = Meaning.BREAKING if _is_offered(kind, old[key]) else Meaning.COSMETIC
-        text, spelling = "removed", signature(key, old[key])
-        yield Change(
-            meaning,
-            f"{kind}-removed",
-            kind,
-            name_of(key),
-            file_of(key),
-            text,
-            spelling,
-            None,
-            frozenset({file_of(key)}),
-        )
+        yield _lone(meaning, kind, key, "removed", signature(key, old[key]), None)
     for key in come:
-        record = new[key]
-        meaning = Meaning.ADDITION if _is_offered(kind, record) else Meaning.COSMETIC
-        why = f"; not in the package: {record['not_lowered']}" if record.get("not_lowered") else ""
-        yield Change(
-            meaning, f"{kind}-added", kind, name_of(key), file_of(key), f"added{why}", None, signature(key, record),
-            frozenset({file_of(key)}),
-        )  # fmt: skip
+        meaning = Meaning.ADDITION if _is_offered(kind, new[key]) else Meaning.COSMETIC
+        why = f"added; not in the package: {new[key]['not_lowered']}" if new[key].get("not_lowered") else "added"
+        yield _lone(meaning, kind, key, why, None, signature(key, new[key]))
+
+
+def _lone(meaning: Meaning, kind: str, key: str, text: str, old: str | None, new: str | None) -> Change:
+    what = f"{kind}-{'removed' if new is None else 'added'}"
+    return Change(meaning, what, kind, name_of(key), file_of(key), text, old, new, None, frozenset({file_of(key)}))
 
 
 def place_changes(subject: Subject) -> Iterator[Change]:
