@@ -70,19 +70,27 @@ class _Memory(NamedTuple):
     owner: Any
 
 
-_foreign: dict[type, bool] = {}
+#: Whether objects of a type share memory; None: each says for itself.
+_foreign: dict[type, bool | None] = {}
 
 
 def is_foreign(value: Any) -> bool:
     """Whether a value is an array of another library than NumPy and CuPy that shares its memory."""
     kind = type(value)
-    found = _foreign.get(kind)
-    if found is None:
-        found = _foreign[kind] = not issubclass(kind, _own_types()) and (
-            hasattr(kind, "__dlpack__") or hasattr(kind, "__cuda_array_interface__")
-        )
+    try:
+        found = _foreign[kind]
+    except KeyError:
+        found = _foreign[kind] = _is_foreign_type(kind)
+    return "__cuda_array_interface__" in value.__dict__ if found is None else found
+
+
+def _is_foreign_type(kind: type) -> bool | None:
+    if issubclass(kind, _own_types()):
+        return False
+    if hasattr(kind, "__dlpack__") or hasattr(kind, "__cuda_array_interface__"):
+        return True
     # Some wrappers have the interface as an attribute of each object.
-    return found or "__cuda_array_interface__" in getattr(value, "__dict__", ())
+    return None if kind.__dictoffset__ else False
 
 
 def _own_types() -> tuple[type, ...]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from llmc2py.runtime.arrays import array_module
 from llmc2py.runtime.csemantics import ceil_div
+from llmc2py.runtime.interop import as_array, hand_back
 
 _WARP_SIZE = 32
 
@@ -35,7 +36,9 @@ class Replacement:
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Run on arrays of one backend."""
-        self.function(self.uses, *args, **kwargs)
+        bound = self.__signature__.bind(*args, **kwargs).arguments
+        self.function(self.uses, **{name: as_array(value, name, self.name) for name, value in bound.items()})
+        hand_back(bound.values())
 
 
 def encoder_backward(

@@ -172,6 +172,14 @@ def test_shapes_and_dtypes_without_data(case: Case, package: Any) -> None:
     assert [one.shape for one in found] == [one.shape for one in wanted]
 
 
+def test_shapes_of_attention_by_cudnn(package: Any) -> None:
+    x = torch.empty(2, 6, 48, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    out = package.attention(x, 2, "cudnn")
+    assert (out.shape, out.dtype) == ((2, 6, 16), torch.bfloat16)
+    (found,) = torch.autograd.grad(out, x, torch.empty_like(out))
+    assert (found.shape, found.dtype) == (x.shape, x.dtype)
+
+
 def test_operators_are_named_after_the_package_and_live_side_by_side(packages: pathlib.Path, package: Any) -> None:
     relu = importlib.import_module("relu_for_torch.torch_layers")
     x = torch.tensor([-1.0, 2.0, 3.0], requires_grad=True)
@@ -494,30 +502,32 @@ def test_memory_is_that_of_pytorchs_allocator(dtype: Any, package: Any, cuda: An
 def test_a_training_step_is_captured_into_a_graph(package: Any, cuda: Any) -> None:
     torch.manual_seed(0)
     model = Model(package).cuda()
-    targets = batch("cuda")[1].clone()
+    targets = batch("cuda")[1].contiguous()
+    x = torch.randn(2, 8, 16, device="cuda", requires_grad=True)
+
+    def step(given: Any) -> Any:
+        loss = model.loss(model.head(model.norm(model.block(given))), targets)
+        loss.backward()
+        return loss
+
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):
-            model.zero_grad()
-            model.head(model.norm(model.block(model.norm(torch.randn(2, 8, 16, device="cuda"))))).sum().backward()
+            step(x)
     torch.cuda.current_stream().wait_stream(side)
-    x = torch.randn(2, 8, 16, device="cuda", requires_grad=True)
-    graph = torch.cuda.CUDAGraph()
+    x.grad = None
     model.zero_grad()
+    graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        logits = model.head(model.norm(model.block(x)))
-        loss = model.loss(logits, targets)
-        loss.backward()
+        loss = step(x)
     with torch.no_grad():
         x.copy_(torch.randn(2, 8, 16, device="cuda"))
     graph.replay()
     torch.cuda.synchronize()
     captured, found = loss.clone(), x.grad.clone()
     fresh = x.detach().clone().requires_grad_()
-    expected = model.loss(model.head(model.norm(model.block(fresh))), targets)
-    expected.backward()
-    torch.testing.assert_close(captured, expected)
+    torch.testing.assert_close(captured, step(fresh))
     torch.testing.assert_close(found, fresh.grad, rtol=1e-4, atol=1e-6)
 
 

@@ -154,6 +154,33 @@ def test_layers_and_functions_take_shared_memory_as_constants(generated_package:
     assert Layer().to(Exporter(values))._place == Place("cpu", 0)
 
 
+def test_kernels_and_functions_in_the_place_of_launchers_take_shared_memory(generated_package: Any) -> None:
+    from generated.gelu import gelu_forward, gelu_forward_kernel2
+    from llmc2py.runtime.replacements import Replacement
+
+    inp = np.linspace(-3, 3, 2048, dtype=np.float32)
+    out, other = np.zeros_like(inp), np.zeros_like(inp)
+    gelu_forward_kernel2[1, 512](Exporter(out), Exporter(inp))
+    gelu_forward(other, inp, 2048)
+    np.testing.assert_array_equal(out, other)
+
+    def negate(uses: Any, out: Any, factor: int = -1) -> None:
+        out *= factor
+
+    Replacement(negate, (), origin="a.cu:1")(Exporter(out))
+    np.testing.assert_array_equal(out, -other)
+
+
+def test_objects_say_for_themselves_what_they_share() -> None:
+    class Wrapper:
+        pass
+
+    assert not is_foreign(Wrapper())
+    wrapper = Wrapper()
+    wrapper.__cuda_array_interface__ = {}  # type: ignore[attr-defined]
+    assert is_foreign(wrapper)
+
+
 # --- PyTorch
 
 
