@@ -158,7 +158,7 @@ def test_attention_agrees(adapter: Any, xp: Any, tokens: int, heads: int) -> Non
 @pytest.mark.parametrize("shape", [(6,), (2, 5)])
 def test_cross_entropy_agrees(adapter: Any, xp: Any, shape: tuple[int, ...]) -> None:
     loss = tricycle.CrossEntropy()
-    targets, logits = numbers(xp, *shape, below=13), drawn(xp, *shape, 13)
+    targets, logits = numbers(xp, *shape, below=13), drawn(xp, *shape, 13, is_batched=True)
     assert_same_runs(adapter, loss, targets, logits)
     assert loss(targets, logits).is_batched is False
 
@@ -221,14 +221,34 @@ def test_what_needs_no_gradient_is_not_in_the_graph(made: Any) -> None:
     assert out.args is None
 
 
-def test_weights_and_outputs_are_not_copied(adapter: Any, made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def products(made: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The arguments of the products that Dense computes."""
     given: list[Any] = []
     launch = made.matmul_cublaslt
-    monkeypatch.setattr(made, "matmul_cublaslt", lambda *arguments: (given.append(arguments), launch(*arguments))[1])
+
+    def noted(*arguments: Any) -> None:
+        given.append(arguments)
+        launch(*arguments)
+
+    monkeypatch.setattr(made, "matmul_cublaslt", noted)
+    return given
+
+
+def test_what_needs_no_gradient_is_not_computed(made: Any, products: list[Any]) -> None:
+    layer, constant = made.Dense(4, 3), drawn(np, 2, 4, requires_grad=False)
+    layer(constant).sum().backward()
+    assert len(products) == 2
+    layer.weights.requires_grad = False
+    layer(drawn(np, 2, 4)).sum().backward()
+    assert len(products) == 4
+
+
+def test_weights_and_outputs_are_not_copied(made: Any, products: list[Any]) -> None:
     layer, tensor = made.Dense(4, 3), drawn(np, 2, 4)
     out = layer(tensor)
     out.sum().backward()
-    forward, dinp, dweights = given
+    forward, dinp, dweights = products
     assert forward[0] is out.array
     assert forward[1] is dinp[1] is layer.weights.array
     assert forward[2] is dweights[2] is tensor.array
@@ -307,8 +327,11 @@ def test_several_outputs_go_back_together(made: Any, xp: Any) -> None:
 
 def test_an_output_that_is_not_used_counts_as_zero(made: Any, xp: Any) -> None:
     x, y = drawn(xp, 3, 8, seed=1), drawn(xp, 3, 8, seed=2)
-    residual, _ = placed(made.FusedResidualLayerNorm(8), xp)(x, y)
+    fused = placed(made.FusedResidualLayerNorm(8), xp)
+    residual, _ = fused(x, y)
     (residual * 2.0).sum().backward()
+    assert not fused.weight.grad.array.any()
+    assert not fused.bias.grad.array.any()
     assert_close(x.grad.array, xp.full((3, 8), 2))
     assert_close(y.grad.array, xp.full((3, 8), 2))
 
@@ -396,6 +419,13 @@ def test_mixed_precision_agrees(adapter: Any, xp: Any) -> None:
     for name, tensor in actual.items():
         assert tensor.array.dtype == np.float16, name
         assert_close(tensor.array, expected[name].array, 2e-2)
+
+
+def test_gradients_have_the_precision_that_tricycle_computes_in(made: Any) -> None:
+    logits = drawn(np, 4, 5)
+    with tricycle.mixed_precision():
+        made.CrossEntropy()(numbers(np, 4, below=5), logits).backward()
+    assert logits.grad.array.dtype == np.float16
 
 
 def test_a_graph_made_before_goes_back_after(adapter: Any) -> None:
