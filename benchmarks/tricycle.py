@@ -313,7 +313,9 @@ def markdown(report: dict[str, Any]) -> str:
 
 
 def revision(clone: pathlib.Path) -> str:
-    """Return the commit of a clone, as far as it is known."""
+    """Return the commit of a clone, as far as it is known: a copy of its files may lie in another repository."""
+    if not (clone / ".git").exists():
+        return "an unknown revision"
     command = ["git", "-C", str(clone), "rev-parse", "--short", "HEAD"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -352,6 +354,7 @@ def measured(
 @click.option("--precision", "precisions", multiple=True, type=click.Choice(list(TOLERANCES)), help="[default: both]")
 @click.option("--batch", type=click.IntRange(1), help="Rows in a batch.  [default: that of the size]")
 @click.option("--steps", type=click.IntRange(1), default=10, show_default=True, help="Steps that are timed, twice.")
+@click.option("--revision", "named", help="The commit of CLONE.  [default: as git says]")
 @click.option("--output", type=click.Path(path_type=pathlib.Path), help="Write OUTPUT.json and OUTPUT.md too.")
 def main(
     clone: pathlib.Path,
@@ -360,6 +363,7 @@ def main(
     precisions: tuple[str, ...],
     batch: int | None,
     steps: int,
+    named: str | None,
     output: pathlib.Path | None,
 ) -> None:
     """Compare and time the GPT of the Tricycle in CLONE; exit with 1 where results do not agree."""
@@ -380,7 +384,7 @@ def main(
             swapped = swapped or training.swapped
         report = {
             "device": tricycle.device_name(), "date": datetime.date.today().isoformat(),
-            "tricycle": revision(clone), "versions": versions(tricycle.on_gpu), "swapped": swapped, "runs": runs,
+            "tricycle": named or revision(clone), "versions": versions(tricycle.on_gpu), "swapped": swapped, "runs": runs,
         }  # fmt: skip
     page = markdown(report)
     click.echo(page)
