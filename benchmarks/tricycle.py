@@ -384,7 +384,8 @@ def main(
             swapped = swapped or training.swapped
         report = {
             "device": tricycle.device_name(), "date": datetime.date.today().isoformat(),
-            "tricycle": named or revision(clone), "versions": versions(tricycle.on_gpu), "swapped": swapped, "runs": runs,
+            "tricycle": named or revision(clone), "versions": versions(tricycle.on_gpu), "swapped": swapped,
+            "runs": runs,
         }  # fmt: skip
     page = markdown(report)
     click.echo(page)
