@@ -69,6 +69,8 @@ def option(name: str, help_text: str, **details: Any) -> Any:
               help="A checkpoint to go on from, with its own options; those given here replace them.")  # fmt: skip
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("gpt2-run"), show_default=True,
               help="Folder for checkpoint-STEP.npz, model.bin, losses.csv and loss.png.")  # fmt: skip
+@click.option("--sample", type=click.IntRange(min=0), default=100, show_default=True,
+              help="Tokens to write at the end, for models of bytes.")  # fmt: skip
 @click.option("--peak-tflops", type=click.FloatRange(min=0, min_open=True),
               help="Peak of the device, for the MFU.  [default: known for some GPUs]")  # fmt: skip
 @click.pass_context
@@ -91,7 +93,7 @@ def main(context: click.Context, **options: Any) -> None:
     try:
         train(trainer, val_loader, options, console)
     except (FloatingPointError, IndexError, ImportError, MemoryError) as error:
-        console.print(f"[red]error:[/] {error}")
+        console.print(Text.assemble(("error: ", "red"), str(error)))
         raise SystemExit(1) from error
     finish(trainer, options, console)
 
@@ -175,16 +177,17 @@ def finish(trainer: Trainer, options: dict[str, Any], console: Console) -> None:
     (out / "losses.csv").write_text("\n".join(["step,loss", *rows]) + "\n", encoding="utf-8")
     first, last = trainer.losses[0], trainer.losses[-1]
     console.print(f"loss {first:.4f} at the first step, {last:.4f} at the last")
-    if trainer.model.config.vocab_size == ByteTokenizer.size:
+    if options["sample"] and trainer.model.config.vocab_size == ByteTokenizer.size:
         tokenizer = ByteTokenizer()
-        ids = generate(trainer.model, tokenizer.encode("Mara "), 160, np.random.default_rng(trainer.schedule.seed))
+        random = np.random.default_rng(trainer.schedule.seed)
+        ids = generate(trainer.model, tokenizer.encode("Mara "), options["sample"], random)
         console.print(Text(tokenizer.decode(ids), style="dim"))
     try:
         title = f"GPT-2, {trainer.model.config.num_parameters / 1e6:.3g}M parameters"
         plot_losses(out / "loss.png", trainer.losses, trainer.val_losses, title)
         console.print(f"wrote {out / 'loss.png'}, model.bin, losses.csv and a checkpoint")
     except ImportError:
-        console.print(f"wrote {out / 'model.bin'}, losses.csv and a checkpoint; {HINT}")
+        console.print(Text(f"wrote {out / 'model.bin'}, losses.csv and a checkpoint; {HINT}"))
 
 
 if __name__ == "__main__":

@@ -31,15 +31,15 @@ PEAKS = {
 class Schedule:
     """What a run's losses depend on, besides the model and the data. Raises ValueError for what makes no sense."""
 
-    steps: int = 300
+    steps: int = 120
     batch: int = 8
     sequence: int = 32
     accumulation: int = 1
-    lr: float = 3e-3
+    lr: float = 4e-3
     min_lr: float = 0.1
-    warmup: int = 20
+    warmup: int = 30
     weight_decay: float = 0.1
-    clip: float = 1.0
+    clip: float = 0.5
     beta1: float = 0.9
     beta2: float = 0.95
     seed: int = 0
@@ -116,7 +116,7 @@ class Trainer:
         """Run one step over ``accumulation`` batches. Raises FloatingPointError where the gradient is not finite."""
         number = len(self.losses)
         lr = self.schedule.lr_at(number)
-        self.model.zero_grad()
+        self.optimizer.zero_grad()
         total = self._accumulate()
         norm, scale = None, 1.0
         if self.schedule.clip:
