@@ -180,7 +180,8 @@ class FusedResidualLayerNormFunction(Function):
         inp2 = take_like("FusedResidualLayerNorm", "inp2", inp2, inp1.shape, "inp1", inp1)
         weight = take_like("FusedResidualLayerNorm", "weight", weight, (C,), "inp1", inp1)
         bias = take_like("FusedResidualLayerNorm", "bias", bias, (C,), "inp1", inp1)
-        vector = 16 // inp1.dtype.itemsize
+        dtype = inp1.dtype
+        vector = 16 // dtype.itemsize
         residual = empty_like(inp1)
         normed = empty_like(inp1)
         mean = empty((N,), float32, inp1)
@@ -188,7 +189,7 @@ class FusedResidualLayerNormFunction(Function):
         if C % vector == 0 and N % 8 == 0 and (160 * C // vector <= device_of(inp1).sharedMemPerBlockOptin):
             fused_residual_forward5(residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C)
         else:
-            elementwise(residual_forward, (residual, inp1, inp2), N * C, RESIDUAL_FORWARD_QUANTUM[inp1.dtype])
+            elementwise(residual_forward, (residual, inp1, inp2), N * C, RESIDUAL_FORWARD_QUANTUM[dtype])
             if C % vector == 0:
                 layernorm_forward(normed, mean, rstd, residual, weight, bias, N, 1, C)
             else:
@@ -203,7 +204,8 @@ class FusedResidualLayerNormFunction(Function):
         dresidual = contiguous(dresidual)
         dnormed = contiguous(dnormed)
         N, C = rows("FusedResidualLayerNorm", "dresidual", dresidual)
-        vector = 16 // dresidual.dtype.itemsize
+        dtype = dresidual.dtype
+        vector = 16 // dtype.itemsize
         if C % vector == 0 and N % 16 == 0:
             dinp = copy(dresidual)
             dweight = accumulator(ctx, 2, weight)

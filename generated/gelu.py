@@ -118,8 +118,9 @@ class GeLUFunction(Function):
         """Return out."""
         inp = take("GeLU", "inp", inp, DTYPES)
         N = inp.size
+        dtype = inp.dtype
         out = empty_like(inp)
-        elementwise(gelu_forward, (out, inp), N, GELU_FORWARD_QUANTUM[inp.dtype])
+        elementwise(gelu_forward, (out, inp), N, GELU_FORWARD_QUANTUM[dtype])
         ctx.save(inp)
         return out
 
@@ -129,13 +130,14 @@ class GeLUFunction(Function):
         (inp,) = ctx.saved
         dout = contiguous(dout)
         N = dout.size
-        vector = 16 // dout.dtype.itemsize
+        dtype = dout.dtype
+        vector = 16 // dtype.itemsize
         if N % vector == 0:
             dinp = empty_like(dout)
             gelu_backward2(dinp, inp, dout, N, 512)
         else:
             dinp = copy(dout)
-            elementwise(gelu_backward_inplace, (dinp, inp), N, GELU_BACKWARD_INPLACE_QUANTUM[dout.dtype])
+            elementwise(gelu_backward_inplace, (dinp, inp), N, GELU_BACKWARD_INPLACE_QUANTUM[dtype])
         return dinp
 
 

@@ -247,7 +247,8 @@ class LayerNormFunction(Function):
         N, C = rows("LayerNorm", "inp", inp)
         weight = take_like("LayerNorm", "weight", weight, (C,), "inp", inp)
         bias = take_like("LayerNorm", "bias", bias, (C,), "inp", inp)
-        vector = 16 // inp.dtype.itemsize
+        dtype = inp.dtype
+        vector = 16 // dtype.itemsize
         out = empty_like(inp)
         mean = empty((N,), float32, inp)
         rstd = empty((N,), float32, inp)
@@ -264,7 +265,8 @@ class LayerNormFunction(Function):
         inp, weight, bias, mean, rstd = ctx.saved
         dout = contiguous(dout)
         N, C = rows("LayerNorm", "dout", dout)
-        vector = 16 // dout.dtype.itemsize
+        dtype = dout.dtype
+        vector = 16 // dtype.itemsize
         if C % vector == 0 and N % 16 == 0:
             dinp = zeros_like(inp)
             dweight = accumulator(ctx, 1, weight)

@@ -9,16 +9,168 @@ from typing import Any
 
 import numpy as np
 
-from llmc2py.runtime import Layer, OpSpec, Parameter, Tensor
+from llmc2py.runtime import Layer, OpSpec, Parameter, Tensor, normal
 
+from .attention import AttentionFunction
+from .classifier import FusedClassifierFunction
+from .crossentropy import CrossEntropyFunction
+from .encoder import EncoderFunction
 from .fused_residual import FusedResidualLayerNormFunction
 from .gelu import GeLUFunction
 from .layernorm import LayerNormFunction
+from .linear import LinearFunction
+from .linear_gelu import LinearGeLUFunction
+from .mlp import MLPFunction
 from .residual import ResidualFunction
+from .softmax import SoftmaxFunction
 
-__all__ = ["FusedResidualLayerNorm", "GeLU", "LayerNorm", "Residual"]
+__all__ = [
+    "MLP",
+    "Attention",
+    "CrossEntropy",
+    "Encoder",
+    "FusedClassifier",
+    "FusedResidualLayerNorm",
+    "GeLU",
+    "LayerNorm",
+    "Linear",
+    "LinearGeLU",
+    "Residual",
+    "Softmax",
+]
 
 Array = Any
+
+
+class Attention(Layer):
+    """Causal attention of several heads over packed queries, keys and values.
+
+    out = softmax(q k^T / sqrt(HS) where it is not in the future) v for each head, with HS = C / NH
+
+    Fast sizes: T a multiple of 4, HS a multiple of 8. Source: llmc/attention.cuh:176.
+    """
+
+    spec = OpSpec(
+        name="attention",
+        inputs={"inp": ("...", "T", "3C")},
+        outputs={"out": ("...", "T", "C")},
+        options={"NH": ..., "implementation": "llmc"},
+        saves=("qkv", "weights", "stats"),
+        saved={
+            "qkv": (("3", "N", "T~4", "C"), None),
+            "weights": (("N", "NH", "T~4", "T~4"), None),
+            "stats": (("N", "NH", "T"), "float32"),
+        },
+        dtypes=("float32", "float16", "bfloat16"),
+        origin="llmc/attention.cuh:176",
+    )
+
+    def __init__(self, NH: int, *, implementation: str = "llmc") -> None:
+        """Keep the options.
+
+        NH: number of heads; it divides C
+        implementation: llmc (the kernels of the source) or cudnn (the flash attention of cuDNN, on CUDA in 16 bits)
+        """
+        super().__init__()
+        self.NH = NH
+        self.implementation = implementation
+
+    def forward(self, inp: Tensor | Array) -> Tensor:  # type: ignore[override]
+        """Return out."""
+        return AttentionFunction.apply(inp, self.NH, self.implementation)
+
+
+class FusedClassifier(Layer):
+    """Mean cross entropy of the softmax of logits; their gradient is made in the same pass.
+
+    loss = -mean(log(softmax(logits[..., :V])[targets])) / accumulation, in float32
+
+    Fast sizes: Vp a multiple of 4 (float32) or 8 (float16, bfloat16). Source: llmc/fused_classifier.cuh:79.
+    """
+
+    spec = OpSpec(
+        name="classifier",
+        inputs={"logits": ("...", "Vp"), "targets": ("...",)},
+        outputs={"loss": ()},
+        indices={"targets": "V"},
+        dtype_of={"loss": "float32"},
+        options={"V": ..., "accumulation": 1, "inplace": False},
+        saves=("dlogits",),
+        saved={"dlogits": (("...", "Vp"), None)},
+        dtypes=("float32",),
+        origin="llmc/fused_classifier.cuh:79",
+    )
+
+    def __init__(self, V: int, *, accumulation: int = 1, inplace: bool = False) -> None:
+        """Keep the options.
+
+        V: size of the vocabulary; rows may be longer
+        accumulation: number of batches whose losses are added up: each is divided by it
+        inplace: let the gradient take the place of the logits
+        """
+        super().__init__()
+        self.V = V
+        self.accumulation = accumulation
+        self.inplace = inplace
+
+    def forward(self, logits: Tensor | Array, targets: Tensor | Array) -> Tensor:  # type: ignore[override]
+        """Return loss."""
+        return FusedClassifierFunction.apply(logits, targets, self.V, self.accumulation, self.inplace)
+
+
+class CrossEntropy(Layer):
+    """Cross entropy of the softmax of logits, for each row.
+
+    losses = -log(softmax(logits)[targets]), in float32
+
+    Fast sizes: all. Source: dev/cuda/crossentropy_forward.cu:36.
+    """
+
+    spec = OpSpec(
+        name="crossentropy",
+        inputs={"logits": ("...", "V"), "targets": ("...",)},
+        outputs={"losses": ("...",)},
+        indices={"targets": "V"},
+        dtype_of={"losses": "float32"},
+        saves=("probs", "targets"),
+        saved={"probs": (("N", "V"), "float32")},
+        dtypes=("float32", "float16", "bfloat16"),
+        origin="dev/cuda/crossentropy_forward.cu:36",
+    )
+
+    def forward(self, logits: Tensor | Array, targets: Tensor | Array) -> Tensor:  # type: ignore[override]
+        """Return losses."""
+        return CrossEntropyFunction.apply(logits, targets)
+
+
+class Encoder(Layer):
+    """Sum of a token's and a position's embedding.
+
+    out[..., t, :] = wte[inp[..., t]] + wpe[t]
+
+    Fast sizes: C a multiple of 4 (float32) or 8 (float16, bfloat16). Source: llmc/encoder.cuh:108.
+    """
+
+    spec = OpSpec(
+        name="encoder",
+        inputs={"inp": ("...", "T")},
+        parameters={"wte": ("V", "C"), "wpe": ("L", "C")},
+        outputs={"out": ("...", "T", "C")},
+        indices={"inp": "V"},
+        saves=("inp", "wte", "wpe"),
+        dtypes=("float32", "float16", "bfloat16"),
+        origin="llmc/encoder.cuh:108",
+    )
+
+    def __init__(self, V: int, C: int, L: int, *, dtype: Any = None, like: Any = None) -> None:
+        """Make the parameters (wte, wpe); see `Layer` for `dtype` and `like`."""
+        super().__init__(dtype=dtype, like=like)
+        self.wte = Parameter(normal((V, C)))
+        self.wpe = Parameter(normal((L, C)))
+
+    def forward(self, inp: Tensor | Array) -> Tensor:  # type: ignore[override]
+        """Return out."""
+        return EncoderFunction.apply(inp, self.wte, self.wpe)
 
 
 class FusedResidualLayerNorm(Layer):
@@ -35,6 +187,8 @@ class FusedResidualLayerNorm(Layer):
         inputs={"inp1": ("...", "C"), "inp2": ("...", "C")},
         parameters={"weight": ("C",), "bias": ("C",)},
         outputs={"residual": ("...", "C"), "normed": ("...", "C")},
+        saves=("residual", "weight", "bias", "mean", "rstd"),
+        saved={"mean": (("N",), "float32"), "rstd": (("N",), "float32")},
         dtypes=("float32", "float16", "bfloat16"),
         origin="llmc/layernorm.cuh:525",
     )
@@ -63,6 +217,7 @@ class GeLU(Layer):
         name="gelu",
         inputs={"inp": ("...",)},
         outputs={"out": ("...",)},
+        saves=("inp",),
         dtypes=("float32", "float16", "bfloat16"),
         origin="llmc/gelu.cuh:64",
     )
@@ -86,6 +241,8 @@ class LayerNorm(Layer):
         inputs={"inp": ("...", "C")},
         parameters={"weight": ("C",), "bias": ("C",)},
         outputs={"out": ("...", "C")},
+        saves=("inp", "weight", "bias", "mean", "rstd"),
+        saved={"mean": (("N",), "float32"), "rstd": (("N",), "float32")},
         dtypes=("float32", "float16", "bfloat16"),
         origin="llmc/layernorm.cuh:496",
     )
@@ -99,6 +256,104 @@ class LayerNorm(Layer):
     def forward(self, inp: Tensor | Array) -> Tensor:  # type: ignore[override]
         """Return out."""
         return LayerNormFunction.apply(inp, self.weight, self.bias)
+
+
+class Linear(Layer):
+    """Product with the transpose of a weight matrix, plus a bias.
+
+    out = inp weight^T + bias
+
+    Fast sizes: C and OC multiples of 8. Source: llmc/matmul.cuh:177.
+    """
+
+    spec = OpSpec(
+        name="linear",
+        inputs={"inp": ("...", "C")},
+        parameters={"weight": ("OC", "C"), "bias": ("OC",)},
+        outputs={"out": ("...", "OC")},
+        optional=("bias",),
+        saves=("inp", "weight", "bias"),
+        dtypes=("float32", "float16", "bfloat16"),
+        origin="llmc/matmul.cuh:177",
+    )
+
+    def __init__(self, C: int, OC: int, *, bias: bool = True, dtype: Any = None, like: Any = None) -> None:
+        """Make the parameters (weight, bias); see `Layer` for `dtype` and `like`."""
+        super().__init__(dtype=dtype, like=like)
+        self.weight = Parameter(normal((OC, C)))
+        self.bias: Parameter | None = Parameter(np.zeros(OC, np.float32)) if bias else None
+
+    def forward(self, inp: Tensor | Array) -> Tensor:  # type: ignore[override]
+        """Return out."""
+        return LinearFunction.apply(inp, self.weight, self.bias)
+
+
+class LinearGeLU(Layer):
+    """GELU of a linear layer, in one product where the library fuses them.
+
+    out = gelu(inp weight^T + bias)
+
+    Fast sizes: C and OC multiples of 8. Source: llmc/matmul.cuh:177.
+    """
+
+    spec = OpSpec(
+        name="linear_gelu",
+        inputs={"inp": ("...", "C")},
+        parameters={"weight": ("OC", "C"), "bias": ("OC",)},
+        outputs={"out": ("...", "OC")},
+        saves=("inp", "weight", "bias", "sums"),
+        saved={"sums": (("...", "OC"), None)},
+        dtypes=("float32", "float16", "bfloat16"),
+        origin="llmc/matmul.cuh:177",
+    )
+
+    def __init__(self, C: int, OC: int, *, dtype: Any = None, like: Any = None) -> None:
+        """Make the parameters (weight, bias); see `Layer` for `dtype` and `like`."""
+        super().__init__(dtype=dtype, like=like)
+        self.weight = Parameter(normal((OC, C)))
+        self.bias = Parameter(np.zeros(OC, np.float32))
+
+    def forward(self, inp: Tensor | Array) -> Tensor:  # type: ignore[override]
+        """Return out."""
+        return LinearGeLUFunction.apply(inp, self.weight, self.bias)
+
+
+class MLP(Layer):
+    """The two linear layers of a GPT-2 block with GELU between them.
+
+    out = gelu(inp fcw^T + fcb) fcprojw^T + fcprojb
+
+    Fast sizes: C and H multiples of 8, N times H a multiple of 2048 (float32) or 4096 (float16, bfloat16). Source:
+    llmc/matmul.cuh:177.
+    """
+
+    spec = OpSpec(
+        name="mlp",
+        inputs={"inp": ("...", "C")},
+        parameters={"fcw": ("H", "C"), "fcb": ("H",), "fcprojw": ("C", "H"), "fcprojb": ("C",)},
+        outputs={"out": ("...", "C")},
+        options={"recompute": False},
+        saves=("inp", "fcw", "fcb", "fcprojw", "fcprojb", "sums", "hidden"),
+        saved={"sums": (("...", "H"), None), "hidden": (("...", "H"), None)},
+        dtypes=("float32", "float16", "bfloat16"),
+        origin="llmc/matmul.cuh:177",
+    )
+
+    def __init__(self, C: int, H: int, *, recompute: bool = False, dtype: Any = None, like: Any = None) -> None:
+        """Make the parameters (fcw, fcb, fcprojw, fcprojb); see `Layer` for `dtype` and `like`.
+
+        recompute: keep the sums alone between the passes, and compute their GELU again in the backward pass
+        """
+        super().__init__(dtype=dtype, like=like)
+        self.fcw = Parameter(normal((H, C)))
+        self.fcb = Parameter(np.zeros(H, np.float32))
+        self.fcprojw = Parameter(normal((C, H)))
+        self.fcprojb = Parameter(np.zeros(C, np.float32))
+        self.recompute = recompute
+
+    def forward(self, inp: Tensor | Array) -> Tensor:  # type: ignore[override]
+        """Return out."""
+        return MLPFunction.apply(inp, self.fcw, self.fcb, self.fcprojw, self.fcprojb, self.recompute)
 
 
 class Residual(Layer):
@@ -121,3 +376,25 @@ class Residual(Layer):
     def forward(self, inp1: Tensor | Array, inp2: Tensor | Array) -> Tensor:  # type: ignore[override]
         """Return out."""
         return ResidualFunction.apply(inp1, inp2)
+
+
+class Softmax(Layer):
+    """Softmax over the last axis.
+
+    out = exp(inp) / sum(exp(inp)), in float32
+
+    Fast sizes: all. Source: dev/cuda/softmax_forward.cu:275.
+    """
+
+    spec = OpSpec(
+        name="softmax",
+        inputs={"inp": ("...", "C")},
+        outputs={"out": ("...", "C")},
+        saves=("out",),
+        dtypes=("float32", "float16", "bfloat16"),
+        origin="dev/cuda/softmax_forward.cu:275",
+    )
+
+    def forward(self, inp: Tensor | Array) -> Tensor:  # type: ignore[override]
+        """Return out."""
+        return SoftmaxFunction.apply(inp)

@@ -9,11 +9,102 @@ from typing import Any
 
 import numpy as np
 
+from llmc2py.runtime.layer import OpSpec
 from llmc2py.runtime.references import Check, CReference, Reference, Stored, Variant, unchanged
 
 __all__ = ["CHECKS", "REFERENCES", "VARIANTS"]
 
 Array = Any
+
+
+def attention_forward(inp: Array, NH: int, implementation: str, *, stored: Stored = unchanged) -> dict[str, Array]:
+    """Return out."""
+    shape = inp.shape
+    T, HS = shape[-2], shape[-1] // 3 // NH
+    query, key, value = np.moveaxis(inp.reshape(-1, T, 3, NH, HS), (2, 3), (0, 2))
+    seen = np.tril(np.ones((T, T)))
+    scores = stored(query @ key.swapaxes(-1, -2)) / np.sqrt(HS)
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-1e9)) * seen
+    weights = stored(powers / powers.sum(axis=-1, keepdims=True))
+    out = (weights @ value).swapaxes(1, 2).reshape(*shape[:-1], NH * HS)
+    return {"out": out}
+
+
+def attention_backward(
+    inp: Array, NH: int, implementation: str, dout: Array, *, stored: Stored = unchanged
+) -> dict[str, Array]:
+    """Return the gradients of the inputs, by the inputs' names."""
+    shape = inp.shape
+    T, HS = shape[-2], shape[-1] // 3 // NH
+    query, key, value = np.moveaxis(inp.reshape(-1, T, 3, NH, HS), (2, 3), (0, 2))
+    seen = np.tril(np.ones((T, T)))
+    scores = stored(query @ key.swapaxes(-1, -2)) / np.sqrt(HS)
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-1e9)) * seen
+    weights = stored(powers / powers.sum(axis=-1, keepdims=True))
+    dmixed = dout.reshape(-1, T, NH, HS).swapaxes(1, 2)
+    dweights = stored(dmixed @ value.swapaxes(-1, -2))
+    dscores = stored(weights * (dweights - (weights * dweights).sum(axis=-1, keepdims=True)) / np.sqrt(HS))
+    parts = dscores @ key, dscores.swapaxes(-1, -2) @ query, weights.swapaxes(-1, -2) @ dmixed
+    dinp = np.stack(parts).transpose(1, 3, 0, 2, 4).reshape(shape)
+    return {"inp": dinp}
+
+
+def classifier_forward(
+    logits: Array, targets: Array, V: int, accumulation: int, inplace: bool, *, stored: Stored = unchanged
+) -> dict[str, Array]:
+    """Return loss."""
+    rows = logits.reshape(-1, logits.shape[-1])[:, :V]
+    powers = np.exp(rows - rows.max(axis=-1, keepdims=True, initial=-1e9))
+    probs = powers / powers.sum(axis=-1, keepdims=True)
+    losses = -np.log((probs * np.eye(V)[targets.reshape(-1)]).sum(axis=-1))
+    loss = losses.sum() / (max(len(rows), 1) * accumulation)
+    return {"loss": loss}
+
+
+def classifier_backward(
+    logits: Array, targets: Array, V: int, accumulation: int, inplace: bool, dloss: Array, *, stored: Stored = unchanged
+) -> dict[str, Array]:
+    """Return the gradients of the inputs, by the inputs' names."""
+    rows = logits.reshape(-1, logits.shape[-1])[:, :V]
+    powers = np.exp(rows - rows.max(axis=-1, keepdims=True, initial=-1e9))
+    probs = powers / powers.sum(axis=-1, keepdims=True)
+    slopes = (probs - np.eye(V)[targets.reshape(-1)]) / (max(len(rows), 1) * accumulation)
+    padding = 0 * logits.reshape(-1, logits.shape[-1])[:, V:]
+    dlogits = stored(np.concatenate([slopes, padding], axis=-1)).reshape(logits.shape) * dloss
+    return {"logits": dlogits}
+
+
+def crossentropy_forward(logits: Array, targets: Array, *, stored: Stored = unchanged) -> dict[str, Array]:
+    """Return losses."""
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    probs = powers / powers.sum(axis=-1, keepdims=True)
+    losses = -np.log((probs * np.eye(logits.shape[-1])[targets]).sum(axis=-1))
+    return {"losses": losses}
+
+
+def crossentropy_backward(
+    logits: Array, targets: Array, dlosses: Array, *, stored: Stored = unchanged
+) -> dict[str, Array]:
+    """Return the gradients of the inputs, by the inputs' names."""
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    probs = powers / powers.sum(axis=-1, keepdims=True)
+    dlogits = (probs - np.eye(logits.shape[-1])[targets]) * dlosses[..., None]
+    return {"logits": dlogits}
+
+
+def encoder_forward(inp: Array, wte: Array, wpe: Array, *, stored: Stored = unchanged) -> dict[str, Array]:
+    """Return out."""
+    out = wte[inp] + wpe[: inp.shape[-1]]
+    return {"out": out}
+
+
+def encoder_backward(
+    inp: Array, wte: Array, wpe: Array, dout: Array, *, stored: Stored = unchanged
+) -> dict[str, Array]:
+    """Return the gradients of the inputs, by the inputs' names."""
+    dwte = np.stack([dout[inp == token].sum(axis=0) for token in range(len(wte))])
+    dwpe = np.concatenate([dout.sum(axis=tuple(range(dout.ndim - 2))), 0 * wpe[inp.shape[-1] :]])
+    return {"wte": dwte, "wpe": dwpe}
 
 
 def fused_residual_forward(
@@ -91,6 +182,85 @@ def layernorm_backward(
     return {"inp": dinp, "weight": dweight, "bias": dbias}
 
 
+def linear_forward(inp: Array, weight: Array, bias: Array | None, *, stored: Stored = unchanged) -> dict[str, Array]:
+    """Return out."""
+    out = inp @ weight.T
+    if bias is not None:
+        out = out + bias
+    return {"out": out}
+
+
+def linear_backward(
+    inp: Array, weight: Array, bias: Array | None, dout: Array, *, stored: Stored = unchanged
+) -> dict[str, Array]:
+    """Return the gradients of the inputs, by the inputs' names."""
+    rows = dout.reshape(-1, dout.shape[-1])
+    dinp = dout @ weight
+    dweight = rows.T @ inp.reshape(-1, inp.shape[-1])
+    dbias = rows.sum(axis=0)
+    return {"inp": dinp, "weight": dweight, "bias": dbias}
+
+
+def linear_gelu_forward(inp: Array, weight: Array, bias: Array, *, stored: Stored = unchanged) -> dict[str, Array]:
+    """Return out."""
+    sums = stored(inp @ weight.T + bias)
+    out = 0.5 * sums * (1 + np.tanh(np.sqrt(2 / np.pi) * (sums + 0.044715 * sums**3)))
+    return {"out": out}
+
+
+def linear_gelu_backward(
+    inp: Array, weight: Array, bias: Array, dout: Array, *, stored: Stored = unchanged
+) -> dict[str, Array]:
+    """Return the gradients of the inputs, by the inputs' names."""
+    sums = stored(inp @ weight.T + bias)
+    scale = np.sqrt(2 / np.pi)
+    t = np.tanh(scale * (sums + 0.044715 * sums**3))
+    dsums = stored(dout * (0.5 * (1 + t) + 0.5 * sums * (1 - t**2) * scale * (1 + 3 * 0.044715 * sums**2)))
+    rows = dsums.reshape(-1, dsums.shape[-1])
+    dinp = dsums @ weight
+    dweight = rows.T @ inp.reshape(-1, inp.shape[-1])
+    dbias = rows.sum(axis=0)
+    return {"inp": dinp, "weight": dweight, "bias": dbias}
+
+
+def mlp_forward(
+    inp: Array, fcw: Array, fcb: Array, fcprojw: Array, fcprojb: Array, recompute: bool, *, stored: Stored = unchanged
+) -> dict[str, Array]:
+    """Return out."""
+    sums = stored(inp @ fcw.T + fcb)
+    active = stored(0.5 * sums * (1 + np.tanh(np.sqrt(2 / np.pi) * (sums + 0.044715 * sums**3))))
+    out = active @ fcprojw.T + fcprojb
+    return {"out": out}
+
+
+def mlp_backward(
+    inp: Array,
+    fcw: Array,
+    fcb: Array,
+    fcprojw: Array,
+    fcprojb: Array,
+    recompute: bool,
+    dout: Array,
+    *,
+    stored: Stored = unchanged,
+) -> dict[str, Array]:
+    """Return the gradients of the inputs, by the inputs' names."""
+    sums = stored(inp @ fcw.T + fcb)
+    scale = np.sqrt(2 / np.pi)
+    t = np.tanh(scale * (sums + 0.044715 * sums**3))
+    active = stored(0.5 * sums * (1 + t))
+    rows = dout.reshape(-1, dout.shape[-1])
+    dfcprojw = rows.T @ active.reshape(-1, active.shape[-1])
+    dfcprojb = rows.sum(axis=0)
+    slope = 0.5 * (1 + t) + 0.5 * sums * (1 - t**2) * scale * (1 + 3 * 0.044715 * sums**2)
+    dsums = stored(stored(dout @ fcprojw) * slope)
+    columns = dsums.reshape(-1, dsums.shape[-1])
+    dfcw = columns.T @ inp.reshape(-1, inp.shape[-1])
+    dfcb = columns.sum(axis=0)
+    dinp = dsums @ fcw
+    return {"inp": dinp, "fcw": dfcw, "fcb": dfcb, "fcprojw": dfcprojw, "fcprojb": dfcprojb}
+
+
 def residual_forward(inp1: Array, inp2: Array, *, stored: Stored = unchanged) -> dict[str, Array]:
     """Return out."""
     out = inp1 + inp2
@@ -104,6 +274,21 @@ def residual_backward(inp1: Array, inp2: Array, dout: Array, *, stored: Stored =
     return {"inp1": dinp1, "inp2": dinp2}
 
 
+def softmax_forward(inp: Array, *, stored: Stored = unchanged) -> dict[str, Array]:
+    """Return out."""
+    powers = np.exp(inp - inp.max(axis=-1, keepdims=True))
+    out = powers / powers.sum(axis=-1, keepdims=True)
+    return {"out": out}
+
+
+def softmax_backward(inp: Array, dout: Array, *, stored: Stored = unchanged) -> dict[str, Array]:
+    """Return the gradients of the inputs, by the inputs' names."""
+    powers = np.exp(inp - inp.max(axis=-1, keepdims=True))
+    out = stored(powers / powers.sum(axis=-1, keepdims=True))
+    dinp = out * (dout - (out * dout).sum(axis=-1, keepdims=True))
+    return {"inp": dinp}
+
+
 def adamw_forward(
     params_memory: Array, grads_memory: Array, m_memory: Array, v_memory: Array, *, stored: Stored = unchanged
 ) -> dict[str, Array]:
@@ -115,7 +300,7 @@ def adamw_forward(
     return {"params_memory": params_memory, "m_memory": m_memory, "v_memory": v_memory}
 
 
-def attention_forward(inp: Array, *, stored: Stored = unchanged) -> dict[str, Array]:
+def attention_heads_forward(inp: Array, *, stored: Stored = unchanged) -> dict[str, Array]:
     """Return out, qkvr."""
     qkvr = inp.transpose(2, 0, 3, 1, 4)
     query, key, value = qkvr[0], qkvr[1], qkvr[2]
@@ -127,7 +312,7 @@ def attention_forward(inp: Array, *, stored: Stored = unchanged) -> dict[str, Ar
     return {"out": out, "qkvr": qkvr}
 
 
-def attention_backward(inp: Array, dout: Array, dqkvr: Array, *, stored: Stored = unchanged) -> dict[str, Array]:
+def attention_heads_backward(inp: Array, dout: Array, dqkvr: Array, *, stored: Stored = unchanged) -> dict[str, Array]:
     """Return the gradients of the inputs, by the inputs' names."""
     qkvr = inp.transpose(2, 0, 3, 1, 4)
     query, key, value = qkvr[0], qkvr[1], qkvr[2]
@@ -160,7 +345,7 @@ def attention_softmax_forward(inp: Array, datt: Array, *, stored: Stored = uncha
     return {"dpreatt": dpreatt}
 
 
-def classifier_forward(
+def classifier_fused_forward(
     logits: Array, dlosses: Array, targets: Array, *, stored: Stored = unchanged
 ) -> dict[str, Array]:
     """Return losses, dlogits."""
@@ -172,60 +357,11 @@ def classifier_forward(
     return {"losses": losses, "dlogits": dlogits}
 
 
-def crossentropy_forward(logits: Array, targets: Array, *, stored: Stored = unchanged) -> dict[str, Array]:
-    """Return losses."""
-    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    probs = powers / powers.sum(axis=-1, keepdims=True)
-    losses = -np.log((probs * np.eye(logits.shape[-1])[targets]).sum(axis=-1))
-    return {"losses": losses}
-
-
-def crossentropy_backward(
-    logits: Array, targets: Array, dlosses: Array, *, stored: Stored = unchanged
-) -> dict[str, Array]:
-    """Return the gradients of the inputs, by the inputs' names."""
-    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    probs = powers / powers.sum(axis=-1, keepdims=True)
-    dlogits = (probs - np.eye(logits.shape[-1])[targets]) * dlosses[..., None]
-    return {"logits": dlogits}
-
-
-def encoder_forward(inp: Array, wte: Array, wpe: Array, *, stored: Stored = unchanged) -> dict[str, Array]:
-    """Return out."""
-    out = wte[inp] + wpe
-    return {"out": out}
-
-
-def encoder_backward(
-    inp: Array, wte: Array, wpe: Array, dout: Array, *, stored: Stored = unchanged
-) -> dict[str, Array]:
-    """Return the gradients of the inputs, by the inputs' names."""
-    dwte = np.stack([dout[inp == token].sum(axis=0) for token in range(len(wte))])
-    dwpe = dout.sum(axis=0)
-    return {"wte": dwte, "wpe": dwpe}
-
-
 def global_norm_forward(values: Array, *, stored: Stored = unchanged) -> dict[str, Array]:
     """Return out."""
     out = np.full(16384, np.nan)
     out[0] = (values**2).sum()
     return {"out": out}
-
-
-def matmul_forward(inp: Array, weight: Array, bias: Array, *, stored: Stored = unchanged) -> dict[str, Array]:
-    """Return out."""
-    out = inp @ weight.T + bias
-    return {"out": out}
-
-
-def matmul_backward(
-    inp: Array, weight: Array, bias: Array, dout: Array, *, stored: Stored = unchanged
-) -> dict[str, Array]:
-    """Return the gradients of the inputs, by the inputs' names."""
-    dinp = dout @ weight
-    dweight = dout.reshape(-1, dout.shape[-1]).T @ inp.reshape(-1, inp.shape[-1])
-    dbias = dout.sum(axis=(0, 1))
-    return {"inp": dinp, "weight": dweight, "bias": dbias}
 
 
 def permute_forward(matrix: Array, *, stored: Stored = unchanged) -> dict[str, Array]:
@@ -234,14 +370,151 @@ def permute_forward(matrix: Array, *, stored: Stored = unchanged) -> dict[str, A
     return {"out_matrix": out_matrix}
 
 
-def softmax_forward(inp: Array, *, stored: Stored = unchanged) -> dict[str, Array]:
-    """Return out."""
-    powers = np.exp(inp - inp.max(axis=-1, keepdims=True))
-    out = powers / powers.sum(axis=-1, keepdims=True)
-    return {"out": out}
-
-
 REFERENCES = {
+    "attention": Reference(
+        "attention",
+        "Attention",
+        attention_forward,
+        attention_backward,
+        (),
+        reduction=("T", "C"),
+        cases=(
+            ((1,), {"T": 1, "C": 32, "NH": 1}),
+            ((2,), {"T": 7, "C": 96, "NH": 2}),
+            ((2,), {"T": 5, "C": 6, "NH": 2}),
+            ((2, 2), {"T": 8, "C": 64, "NH": 1}),
+            ((1,), {"T": 33, "C": 160, "NH": 2}),
+            ((2,), {"T": 64, "C": 96, "NH": 1}),
+            ((), {"T": 12, "C": 128, "NH": 1}),
+            ((0,), {"T": 8, "C": 64, "NH": 2}),
+            ((3,), {"T": 30, "C": 192, "NH": 3}),
+        ),
+    ),
+    "classifier": Reference(
+        "classifier",
+        "FusedClassifier",
+        classifier_forward,
+        classifier_backward,
+        (),
+        reduction=("Vp",),
+        cases=(
+            ((1,), {"Vp": 1, "V": 1}),
+            ((3,), {"Vp": 5, "V": 2}),
+            ((2, 3), {"Vp": 24, "V": 17}),
+            ((4, 8), {"Vp": 40, "V": 40, "accumulation": 4}),
+            ((), {"Vp": 24, "V": 24}),
+            ((13,), {"Vp": 129, "V": 129}),
+            ((3,), {"Vp": 4224, "V": 4099}),
+            ((0,), {"Vp": 24, "V": 24}),
+            ((257,), {"Vp": 64, "V": 33}),
+        ),
+    ),
+    "crossentropy": Reference(
+        "crossentropy",
+        "CrossEntropy",
+        crossentropy_forward,
+        crossentropy_backward,
+        (
+            CReference(
+                "references_c/dev/cuda/softmax_forward/softmax_forward_cpu.c",
+                "softmax_forward_cpu",
+                (("out", "double*"), ("inp", "const double*"), ("N", "int"), ("C", "int")),
+                ("probs", "logits", "N", "V"),
+                "dev/cuda/softmax_forward.cu:26",
+            ),
+            CReference(
+                "references_c/dev/cuda/crossentropy_forward/crossentropy_forward_cpu.c",
+                "crossentropy_forward_cpu",
+                (
+                    ("losses", "double*"),
+                    ("probs", "const double*"),
+                    ("targets", "const int*"),
+                    ("B", "int"),
+                    ("T", "int"),
+                    ("V", "int"),
+                ),
+                ("losses", "probs", "targets", "N", "1", "V"),
+                "dev/cuda/crossentropy_forward.cu:15",
+            ),
+            CReference(
+                "references_c/dev/cuda/crossentropy_softmax_backward/crossentropy_softmax_backward_cpu.c",
+                "crossentropy_softmax_backward_cpu",
+                (
+                    ("dlogits", "double*"),
+                    ("dlosses", "const double*"),
+                    ("probs", "const double*"),
+                    ("targets", "const int*"),
+                    ("B", "int"),
+                    ("T", "int"),
+                    ("V", "int"),
+                ),
+                ("dlogits", "dlosses", "probs", "targets", "N", "1", "V"),
+                "dev/cuda/crossentropy_softmax_backward.cu:15",
+            ),
+        ),
+        reduction=("V",),
+        cases=(
+            ((1,), {"V": 1}),
+            ((3,), {"V": 2}),
+            ((2, 3), {"V": 17}),
+            ((4, 8), {"V": 40}),
+            ((), {"V": 24}),
+            ((13,), {"V": 129}),
+            ((3,), {"V": 4099}),
+            ((0,), {"V": 24}),
+            ((257,), {"V": 33}),
+        ),
+    ),
+    "encoder": Reference(
+        "encoder",
+        "Encoder",
+        encoder_forward,
+        encoder_backward,
+        (
+            CReference(
+                "references_c/dev/cuda/encoder_forward/encoder_forward_cpu.c",
+                "encoder_forward_cpu",
+                (
+                    ("out", "double*"),
+                    ("inp", "const int*"),
+                    ("wte", "const double*"),
+                    ("wpe", "const double*"),
+                    ("B", "int"),
+                    ("T", "int"),
+                    ("C", "int"),
+                ),
+                ("out", "inp", "wte", "wpe", "N", "T", "C"),
+                "dev/cuda/encoder_forward.cu:18",
+            ),
+            CReference(
+                "references_c/dev/cuda/encoder_backward/encoder_backward_cpu.c",
+                "encoder_backward_cpu",
+                (
+                    ("dwte", "double*"),
+                    ("dwpe", "double*"),
+                    ("dout", "double*"),
+                    ("inp", "int*"),
+                    ("B", "int"),
+                    ("T", "int"),
+                    ("C", "int"),
+                ),
+                ("dwte", "dwpe", "dout", "inp", "N", "T", "C"),
+                "dev/cuda/encoder_backward.cu:16",
+            ),
+        ),
+        reduction=("T",),
+        cases=(
+            ((1,), {"T": 1, "V": 1, "C": 1, "L": 1}),
+            ((2,), {"T": 5, "V": 11, "C": 3, "L": 7}),
+            ((3,), {"T": 8, "V": 37, "C": 24, "L": 8}),
+            ((2, 3), {"T": 4, "V": 5, "C": 17, "L": 9}),
+            ((), {"T": 6, "V": 300, "C": 40, "L": 6}),
+            ((4,), {"T": 64, "V": 50, "C": 136, "L": 64}),
+            ((0,), {"T": 6, "V": 9, "C": 8, "L": 6}),
+            ((2,), {"T": 0, "V": 9, "C": 8, "L": 6}),
+        ),
+        stochastic=("wte", "wpe"),
+    ),
     "fused_residual": Reference(
         "fused_residual",
         "FusedResidualLayerNorm",
@@ -273,7 +546,7 @@ REFERENCES = {
                 "dev/cuda/fused_residual_forward.cu:30",
             ),
         ),
-        "C",
+        reduction=("C",),
     ),
     "gelu": Reference(
         "gelu",
@@ -296,7 +569,7 @@ REFERENCES = {
                 "dev/cuda/gelu_backward.cu:19",
             ),
         ),
-        None,
+        reduction=(),
     ),
     "layernorm": Reference(
         "layernorm",
@@ -341,7 +614,114 @@ REFERENCES = {
                 "dev/cuda/layernorm_backward.cu:50",
             ),
         ),
-        "C",
+        reduction=("C",),
+    ),
+    "linear": Reference(
+        "linear",
+        "Linear",
+        linear_forward,
+        linear_backward,
+        (
+            CReference(
+                "references_c/dev/cuda/matmul_forward/matmul_forward_cpu.c",
+                "matmul_forward_cpu",
+                (
+                    ("out", "double*"),
+                    ("inp", "const double*"),
+                    ("weight", "const double*"),
+                    ("bias", "const double*"),
+                    ("B", "int"),
+                    ("T", "int"),
+                    ("C", "int"),
+                    ("OC", "int"),
+                ),
+                ("out", "inp", "weight", "bias", "N", "1", "C", "OC"),
+                "dev/cuda/matmul_forward.cu:28",
+            ),
+            CReference(
+                "references_c/dev/cuda/matmul_backward_bias/matmul_backward_bias_cpu.c",
+                "matmul_backward_bias_cpu",
+                (
+                    ("dinp", "double*"),
+                    ("dweight", "double*"),
+                    ("dbias", "double*"),
+                    ("dout", "double*"),
+                    ("inp", "double*"),
+                    ("weight", "double*"),
+                    ("B", "int"),
+                    ("T", "int"),
+                    ("C", "int"),
+                    ("OC", "int"),
+                ),
+                ("unused", "unused", "dbias", "dout", "inp", "weight", "N", "1", "C", "OC"),
+                "dev/cuda/matmul_backward_bias.cu:39",
+            ),
+            CReference(
+                "references_c/dev/cuda/matmul_backward/matmul_backward_cpu.c",
+                "matmul_backward_cpu",
+                (
+                    ("dinp", "double*"),
+                    ("dweight", "double*"),
+                    ("dbias", "double*"),
+                    ("dout", "double*"),
+                    ("inp", "double*"),
+                    ("weight", "double*"),
+                    ("B", "int"),
+                    ("T", "int"),
+                    ("C", "int"),
+                    ("OC", "int"),
+                ),
+                ("dinp", "dweight", "dbias", "dout", "inp", "weight", "N", "1", "C", "OC"),
+                "dev/cuda/matmul_backward.cu:19",
+            ),
+        ),
+        reduction=("C", "OC"),
+        cases=(
+            ((1,), {"C": 1, "OC": 1}),
+            ((3,), {"C": 5, "OC": 7}),
+            ((2, 3), {"C": 17, "OC": 9, "bias": False}),
+            ((2, 5), {"C": 24, "OC": 40}),
+            ((), {"C": 8, "OC": 16}),
+            ((0,), {"C": 8, "OC": 16}),
+            ((64,), {"C": 96, "OC": 33}),
+            ((4, 31), {"C": 128, "OC": 384}),
+            ((257,), {"C": 64, "OC": 8, "bias": False}),
+        ),
+    ),
+    "linear_gelu": Reference(
+        "linear_gelu",
+        "LinearGeLU",
+        linear_gelu_forward,
+        linear_gelu_backward,
+        (),
+        reduction=("C", "OC"),
+        cases=(
+            ((1,), {"C": 1, "OC": 1}),
+            ((3,), {"C": 5, "OC": 7}),
+            ((2, 3), {"C": 17, "OC": 17}),
+            ((2, 5), {"C": 24, "OC": 40}),
+            ((), {"C": 8, "OC": 16}),
+            ((0,), {"C": 8, "OC": 16}),
+            ((4, 32), {"C": 128, "OC": 256}),
+        ),
+    ),
+    "mlp": Reference(
+        "mlp",
+        "MLP",
+        mlp_forward,
+        mlp_backward,
+        (),
+        reduction=("C", "H"),
+        cases=(
+            ((1,), {"C": 1, "H": 1}),
+            ((3,), {"C": 5, "H": 7}),
+            ((2, 3), {"C": 17, "H": 17, "recompute": True}),
+            ((2, 5), {"C": 24, "H": 40}),
+            ((2, 5), {"C": 24, "H": 40, "recompute": True}),
+            ((), {"C": 8, "H": 16}),
+            ((0,), {"C": 8, "H": 16}),
+            ((4, 32), {"C": 64, "H": 256}),
+        ),
     ),
     "residual": Reference(
         "residual",
@@ -357,7 +737,30 @@ REFERENCES = {
                 "dev/cuda/residual_forward.cu:16",
             ),
         ),
-        None,
+        reduction=(),
+    ),
+    "softmax": Reference(
+        "softmax",
+        "Softmax",
+        softmax_forward,
+        softmax_backward,
+        (
+            CReference(
+                "references_c/dev/cuda/softmax_forward/softmax_forward_cpu.c",
+                "softmax_forward_cpu",
+                (("out", "double*"), ("inp", "const double*"), ("N", "int"), ("C", "int")),
+                ("out", "inp", "N", "C"),
+                "dev/cuda/softmax_forward.cu:26",
+            ),
+            CReference(
+                "references_c/dev/cuda/softmax_forward/softmax_forward_online_cpu.c",
+                "softmax_forward_online_cpu",
+                (("out", "double*"), ("inp", "const double*"), ("N", "int"), ("C", "int")),
+                ("out", "inp", "N", "C"),
+                "dev/cuda/softmax_forward.cu:43",
+            ),
+        ),
+        reduction=("C",),
     ),
     "adamw": Reference(
         "adamw",
@@ -397,13 +800,13 @@ REFERENCES = {
                 "dev/cuda/adamw.cu:17",
             ),
         ),
-        None,
+        reduction=(),
     ),
-    "attention": Reference(
-        "attention",
+    "attention_heads": Reference(
+        "attention_heads",
         "",
-        attention_forward,
-        attention_backward,
+        attention_heads_forward,
+        attention_heads_backward,
         (
             CReference(
                 "references_c/dev/cuda/attention_forward/attention_forward_cpu.c",
@@ -441,7 +844,7 @@ REFERENCES = {
                 ("dscores", "dweights"),
             ),
         ),
-        "T",
+        reduction=("T",),
     ),
     "attention_scores": Reference(
         "attention_scores",
@@ -457,7 +860,7 @@ REFERENCES = {
                 "dev/cuda/trimat_forward.cu:33",
             ),
         ),
-        "HS",
+        reduction=("HS",),
     ),
     "attention_softmax": Reference(
         "attention_softmax",
@@ -482,12 +885,12 @@ REFERENCES = {
                 "dev/cuda/attention_backward.cu:34",
             ),
         ),
-        "T",
+        reduction=("T",),
     ),
-    "classifier": Reference(
-        "classifier",
+    "classifier_fused": Reference(
+        "classifier_fused",
         "",
-        classifier_forward,
+        classifier_fused_forward,
         None,
         (
             CReference(
@@ -512,91 +915,7 @@ REFERENCES = {
                 "dev/cuda/classifier_fused.cu:41",
             ),
         ),
-        "V",
-    ),
-    "crossentropy": Reference(
-        "crossentropy",
-        "",
-        crossentropy_forward,
-        crossentropy_backward,
-        (
-            CReference(
-                "references_c/dev/cuda/softmax_forward/softmax_forward_cpu.c",
-                "softmax_forward_cpu",
-                (("out", "double*"), ("inp", "const double*"), ("N", "int"), ("C", "int")),
-                ("probs", "logits", "B * T", "V"),
-                "dev/cuda/softmax_forward.cu:26",
-            ),
-            CReference(
-                "references_c/dev/cuda/crossentropy_forward/crossentropy_forward_cpu.c",
-                "crossentropy_forward_cpu",
-                (
-                    ("losses", "double*"),
-                    ("probs", "const double*"),
-                    ("targets", "const int*"),
-                    ("B", "int"),
-                    ("T", "int"),
-                    ("V", "int"),
-                ),
-                ("losses", "probs", "targets", "B", "T", "V"),
-                "dev/cuda/crossentropy_forward.cu:15",
-            ),
-            CReference(
-                "references_c/dev/cuda/crossentropy_softmax_backward/crossentropy_softmax_backward_cpu.c",
-                "crossentropy_softmax_backward_cpu",
-                (
-                    ("dlogits", "double*"),
-                    ("dlosses", "const double*"),
-                    ("probs", "const double*"),
-                    ("targets", "const int*"),
-                    ("B", "int"),
-                    ("T", "int"),
-                    ("V", "int"),
-                ),
-                ("dlogits", "dlosses", "probs", "targets", "B", "T", "V"),
-                "dev/cuda/crossentropy_softmax_backward.cu:15",
-            ),
-        ),
-        "V",
-    ),
-    "encoder": Reference(
-        "encoder",
-        "",
-        encoder_forward,
-        encoder_backward,
-        (
-            CReference(
-                "references_c/dev/cuda/encoder_forward/encoder_forward_cpu.c",
-                "encoder_forward_cpu",
-                (
-                    ("out", "double*"),
-                    ("inp", "const int*"),
-                    ("wte", "const double*"),
-                    ("wpe", "const double*"),
-                    ("B", "int"),
-                    ("T", "int"),
-                    ("C", "int"),
-                ),
-                ("out", "inp", "wte", "wpe", "B", "T", "C"),
-                "dev/cuda/encoder_forward.cu:18",
-            ),
-            CReference(
-                "references_c/dev/cuda/encoder_backward/encoder_backward_cpu.c",
-                "encoder_backward_cpu",
-                (
-                    ("dwte", "double*"),
-                    ("dwpe", "double*"),
-                    ("dout", "double*"),
-                    ("inp", "int*"),
-                    ("B", "int"),
-                    ("T", "int"),
-                    ("C", "int"),
-                ),
-                ("dwte", "dwpe", "dout", "inp", "B", "T", "C"),
-                "dev/cuda/encoder_backward.cu:16",
-            ),
-        ),
-        "T",
+        reduction=("V",),
     ),
     "global_norm": Reference(
         "global_norm",
@@ -604,68 +923,7 @@ REFERENCES = {
         global_norm_forward,
         None,
         (),
-        "C",
-    ),
-    "matmul": Reference(
-        "matmul",
-        "",
-        matmul_forward,
-        matmul_backward,
-        (
-            CReference(
-                "references_c/dev/cuda/matmul_forward/matmul_forward_cpu.c",
-                "matmul_forward_cpu",
-                (
-                    ("out", "double*"),
-                    ("inp", "const double*"),
-                    ("weight", "const double*"),
-                    ("bias", "const double*"),
-                    ("B", "int"),
-                    ("T", "int"),
-                    ("C", "int"),
-                    ("OC", "int"),
-                ),
-                ("out", "inp", "weight", "bias", "B", "T", "C", "OC"),
-                "dev/cuda/matmul_forward.cu:28",
-            ),
-            CReference(
-                "references_c/dev/cuda/matmul_backward_bias/matmul_backward_bias_cpu.c",
-                "matmul_backward_bias_cpu",
-                (
-                    ("dinp", "double*"),
-                    ("dweight", "double*"),
-                    ("dbias", "double*"),
-                    ("dout", "double*"),
-                    ("inp", "double*"),
-                    ("weight", "double*"),
-                    ("B", "int"),
-                    ("T", "int"),
-                    ("C", "int"),
-                    ("OC", "int"),
-                ),
-                ("dinp", "dweight", "dbias", "dout", "inp", "weight", "B", "T", "C", "OC"),
-                "dev/cuda/matmul_backward_bias.cu:39",
-            ),
-            CReference(
-                "references_c/dev/cuda/matmul_backward/matmul_backward_cpu.c",
-                "matmul_backward_cpu",
-                (
-                    ("dinp", "double*"),
-                    ("dweight", "double*"),
-                    ("dbias", "double*"),
-                    ("dout", "double*"),
-                    ("inp", "double*"),
-                    ("weight", "double*"),
-                    ("B", "int"),
-                    ("T", "int"),
-                    ("C", "int"),
-                    ("OC", "int"),
-                ),
-                ("dinp", "dweight", "dbias", "dout", "inp", "weight", "B", "T", "C", "OC"),
-                "dev/cuda/matmul_backward.cu:19",
-            ),
-        ),
-        "OC",
+        reduction=("C",),
     ),
     "permute": Reference(
         "permute",
@@ -688,92 +946,127 @@ REFERENCES = {
                 "dev/cuda/permute.cu:12",
             ),
         ),
-        None,
-    ),
-    "softmax": Reference(
-        "softmax",
-        "",
-        softmax_forward,
-        None,
-        (
-            CReference(
-                "references_c/dev/cuda/softmax_forward/softmax_forward_cpu.c",
-                "softmax_forward_cpu",
-                (("out", "double*"), ("inp", "const double*"), ("N", "int"), ("C", "int")),
-                ("out", "inp", "B * T", "C"),
-                "dev/cuda/softmax_forward.cu:26",
-            ),
-            CReference(
-                "references_c/dev/cuda/softmax_forward/softmax_forward_online_cpu.c",
-                "softmax_forward_online_cpu",
-                (("out", "double*"), ("inp", "const double*"), ("N", "int"), ("C", "int")),
-                ("out", "inp", "B * T", "C"),
-                "dev/cuda/softmax_forward.cu:43",
-            ),
-        ),
-        "C",
+        reduction=(),
     ),
 }
 
 
 CHECKS = {
-    "adamw": Check(
-        {"params_memory": ("C",), "grads_memory": ("C",), "m_memory": ("C",), "v_memory": ("C",)},
-        {"params_memory": ("C",), "m_memory": ("C",), "v_memory": ("C",)},
-        {"C": "4096"},
-        positive=("v_memory",),
+    "crossentropy": Check({"B": "2", "T": "max(block_size, 64) / 2", "V": "61"}, lead=("B", "T")),
+    "encoder": Check(
+        {"B": "2", "T": "max(block_size, 64) / 2", "C": "64", "V": "37", "L": "max(block_size, 64) / 2"}, lead=("B",)
     ),
-    "attention": Check(
-        {"inp": ("B", "T", "3", "NH", "HS")},
-        {"out": ("B", "T", "NH", "HS"), "qkvr": ("3", "B", "NH", "T", "HS")},
+    "linear": Check({"B": "2", "T": "64", "C": "32", "OC": "128"}, lead=("B", "T")),
+    "softmax": Check({"B": "2", "T": "32", "C": "max(block_size, 128)"}, lead=("B", "T")),
+    "adamw": Check(
+        {"C": "4096"},
+        OpSpec(
+            name="adamw",
+            inputs={"params_memory": ("C",), "grads_memory": ("C",), "m_memory": ("C",), "v_memory": ("C",)},
+            outputs={"params_memory": ("C",), "m_memory": ("C",), "v_memory": ("C",)},
+            positive=("v_memory",),
+        ),
+    ),
+    "attention_heads": Check(
         {"B": "2", "T": "64", "C": "64", "NH": "2", "HS": "32"},
+        OpSpec(
+            name="attention_heads",
+            inputs={"inp": ("B", "T", "3", "NH", "HS")},
+            outputs={"out": ("B", "T", "NH", "HS"), "qkvr": ("3", "B", "NH", "T", "HS")},
+        ),
     ),
     "attention_scores": Check(
-        {"inp": ("B", "T", "3", "NH", "HS")},
-        {"out": ("B", "NH", "T", "T")},
         {"B": "1", "T": "128", "C": "128", "NH": "2", "HS": "64"},
+        OpSpec(
+            name="attention_scores", inputs={"inp": ("B", "T", "3", "NH", "HS")}, outputs={"out": ("B", "NH", "T", "T")}
+        ),
     ),
     "attention_softmax": Check(
-        {"inp": ("B", "T", "3", "NH", "HS"), "datt": ("B", "NH", "T", "T")},
-        {"dpreatt": ("B", "NH", "T", "T")},
         {"B": "1", "T": "128", "C": "16", "NH": "2", "HS": "8"},
+        OpSpec(
+            name="attention_softmax",
+            inputs={"inp": ("B", "T", "3", "NH", "HS"), "datt": ("B", "NH", "T", "T")},
+            outputs={"dpreatt": ("B", "NH", "T", "T")},
+        ),
     ),
-    "classifier": Check(
-        {"logits": ("B", "T", "V"), "dlosses": ("B", "T"), "targets": ("B", "T")},
-        {"losses": ("B", "T"), "dlogits": ("B", "T", "V")},
+    "classifier_fused": Check(
         {"B": "2", "T": "32", "V": "128"},
-        below={"targets": "V"},
+        OpSpec(
+            name="classifier_fused",
+            inputs={"logits": ("B", "T", "V"), "dlosses": ("B", "T"), "targets": ("B", "T")},
+            outputs={"losses": ("B", "T"), "dlogits": ("B", "T", "V")},
+            indices={"targets": "V"},
+        ),
     ),
-    "crossentropy": Check(
-        {"logits": ("B", "T", "V"), "targets": ("B", "T")},
-        {"losses": ("B", "T")},
-        {"B": "2", "T": "max(block_size, 64) / 2", "V": "61"},
-        below={"targets": "V"},
-    ),
-    "encoder": Check(
-        {"inp": ("B", "T"), "wte": ("V", "C"), "wpe": ("T", "C")},
-        {"out": ("B", "T", "C")},
-        {"B": "2", "T": "max(block_size, 64) / 2", "C": "64", "V": "37"},
-        below={"inp": "V"},
-    ),
-    "global_norm": Check({"values": ("C",)}, {"out": ("P",)}, {"C": "4096", "P": "16384"}),
-    "matmul": Check(
-        {"inp": ("B", "T", "C"), "weight": ("OC", "C"), "bias": ("OC",)},
-        {"out": ("B", "T", "OC")},
-        {"B": "2", "T": "64", "C": "32", "OC": "128"},
+    "global_norm": Check(
+        {"C": "4096", "P": "16384"}, OpSpec(name="global_norm", inputs={"values": ("C",)}, outputs={"out": ("P",)})
     ),
     "permute": Check(
-        {"matrix": ("B", "T", "NH", "HS")},
-        {"out_matrix": ("HS", "B", "NH", "T")},
         {"B": "3", "T": "17", "NH": "5", "HS": "8"},
-    ),
-    "softmax": Check(
-        {"inp": ("B", "T", "C")}, {"out": ("B", "T", "C")}, {"B": "2", "T": "32", "C": "max(block_size, 128)"}
+        OpSpec(
+            name="permute", inputs={"matrix": ("B", "T", "NH", "HS")}, outputs={"out_matrix": ("HS", "B", "NH", "T")}
+        ),
     ),
 }
 
 
 VARIANTS = (
+    Variant(
+        "crossentropy",
+        "forward",
+        "crossentropy",
+        "crossentropy_forward1",
+        ("losses", "probs", "targets", "B", "T", "V", "block_size"),
+        "dev/cuda/crossentropy_forward.cu",
+    ),
+    Variant(
+        "crossentropy",
+        "backward",
+        "dev.cuda.crossentropy_softmax_backward",
+        "crossentropy_softmax_backward1",
+        ("dlogits", "dlosses", "probs", "targets", "B", "T", "V", "block_size"),
+        "dev/cuda/crossentropy_softmax_backward.cu",
+    ),
+    Variant(
+        "encoder",
+        "forward",
+        "dev.cuda.encoder_forward",
+        "encoder_forward1",
+        ("out", "inp", "wte", "wpe", "B", "T", "C", "block_size"),
+        "dev/cuda/encoder_forward.cu",
+    ),
+    Variant(
+        "encoder",
+        "forward",
+        "dev.cuda.encoder_forward",
+        "encoder_forward2",
+        ("out", "inp", "wte", "wpe", "B", "T", "C", "block_size"),
+        "dev/cuda/encoder_forward.cu",
+    ),
+    Variant(
+        "encoder",
+        "forward",
+        "dev.cuda.encoder_forward",
+        "encoder_forward3",
+        ("out", "inp", "wte", "wpe", "B", "T", "C", "block_size"),
+        "dev/cuda/encoder_forward.cu",
+    ),
+    Variant(
+        "encoder",
+        "backward",
+        "dev.cuda.encoder_backward",
+        "encoder_backward1",
+        ("dwte", "dwpe", "dout", "inp", "B", "T", "C", "block_size"),
+        "dev/cuda/encoder_backward.cu",
+    ),
+    Variant(
+        "encoder",
+        "backward",
+        "dev.cuda.encoder_backward",
+        "encoder_backward2",
+        ("dwte", "dwpe", "dout", "inp", "B", "T", "C", "block_size"),
+        "dev/cuda/encoder_backward.cu",
+    ),
     Variant(
         "fused_residual",
         "forward",
@@ -997,6 +1290,115 @@ VARIANTS = (
         "dev/cuda/layernorm_backward.cu",
     ),
     Variant(
+        "linear",
+        "forward",
+        "dev.cuda.matmul_forward",
+        "matmul_forward1",
+        ("out", "inp", "weight", "bias", "B", "T", "C", "OC", "max(4, min(16, block_size / 16))"),
+        "dev/cuda/matmul_forward.cu",
+    ),
+    Variant(
+        "linear",
+        "forward",
+        "dev.cuda.matmul_forward",
+        "matmul_forward2",
+        ("out", "inp", "weight", "bias", "B", "T", "C", "OC", "max(4, min(16, block_size / 16))"),
+        "dev/cuda/matmul_forward.cu",
+    ),
+    Variant(
+        "linear",
+        "forward",
+        "dev.cuda.matmul_forward",
+        "matmul_forward4",
+        ("out", "inp", "weight", "bias", "B", "T", "C", "OC", "max(4, min(16, block_size / 16))"),
+        "dev/cuda/matmul_forward.cu",
+    ),
+    Variant(
+        "linear",
+        "forward",
+        "dev.cuda.matmul_forward",
+        "matmul_forward3",
+        ("out", "inp", "weight", "bias", "B", "T", "C", "OC"),
+        "dev/cuda/matmul_forward.cu",
+    ),
+    Variant(
+        "linear",
+        "backward",
+        "dev.cuda.matmul_backward_bias",
+        "matmul_backward_bias1",
+        ("dbias", "dout", "B", "T", "OC", "block_size"),
+        "dev/cuda/matmul_backward_bias.cu",
+    ),
+    Variant(
+        "linear",
+        "backward",
+        "dev.cuda.matmul_backward_bias",
+        "matmul_backward_bias2",
+        ("dbias", "dout", "B", "T", "OC", "block_size"),
+        "dev/cuda/matmul_backward_bias.cu",
+    ),
+    Variant(
+        "linear",
+        "backward",
+        "dev.cuda.matmul_backward_bias",
+        "matmul_backward_bias3",
+        ("dbias", "dout", "B", "T", "OC", "block_size"),
+        "dev/cuda/matmul_backward_bias.cu",
+    ),
+    Variant(
+        "linear",
+        "backward",
+        "dev.cuda.matmul_backward_bias",
+        "matmul_backward_bias4",
+        ("dbias", "dout", "B", "T", "OC", "block_size"),
+        "dev/cuda/matmul_backward_bias.cu",
+    ),
+    Variant(
+        "linear",
+        "backward",
+        "dev.cuda.matmul_backward_bias",
+        "matmul_backward_bias5",
+        ("dbias", "dout", "B", "T", "OC", "block_size"),
+        "dev/cuda/matmul_backward_bias.cu",
+        precisions=("float32",),
+    ),
+    Variant(
+        "linear",
+        "backward",
+        "dev.cuda.matmul_backward_bias",
+        "matmul_backward_bias7",
+        ("dbias", "dout", "B", "T", "OC", "block_size"),
+        "dev/cuda/matmul_backward_bias.cu",
+        blocks=(32, 64, 128, 256),
+        precisions=("float16", "bfloat16"),
+    ),
+    Variant(
+        "linear",
+        "backward",
+        "dev.cuda.matmul_backward_bias",
+        "matmul_backward_bias8",
+        ("dbias", "dout", "B", "T", "OC", "block_size"),
+        "dev/cuda/matmul_backward_bias.cu",
+        blocks=(128, 256, 512, 1024),
+    ),
+    Variant(
+        "linear",
+        "backward",
+        "dev.cuda.matmul_backward_bias",
+        "matmul_backward_bias9",
+        ("dbias", "dout", "B", "T", "OC", "block_size"),
+        "dev/cuda/matmul_backward_bias.cu",
+        blocks=(128, 256, 512, 1024),
+    ),
+    Variant(
+        "linear",
+        "backward",
+        "dev.cuda.matmul_backward",
+        "matmul_backward1",
+        ("dinp", "dweight", "dbias", "dout", "inp", "weight", "inp", "B", "T", "C", "OC"),
+        "dev/cuda/matmul_backward.cu",
+    ),
+    Variant(
         "residual",
         "forward",
         "dev.cuda.residual_forward",
@@ -1011,6 +1413,71 @@ VARIANTS = (
         "residual_forward2",
         ("out", "inp1", "inp2", "N", "block_size"),
         "dev/cuda/residual_forward.cu",
+    ),
+    Variant(
+        "softmax",
+        "forward",
+        "dev.cuda.softmax_forward",
+        "softmax_forward4",
+        ("out", "inp", "B * T", "C", "block_size"),
+        "dev/cuda/softmax_forward.cu",
+        blocks=(32,),
+    ),
+    Variant(
+        "softmax",
+        "forward",
+        "dev.cuda.softmax_forward",
+        "softmax_forward1",
+        ("out", "inp", "B * T", "C", "block_size"),
+        "dev/cuda/softmax_forward.cu",
+    ),
+    Variant(
+        "softmax",
+        "forward",
+        "dev.cuda.softmax_forward",
+        "softmax_forward2",
+        ("out", "inp", "B * T", "C", "block_size"),
+        "dev/cuda/softmax_forward.cu",
+    ),
+    Variant(
+        "softmax",
+        "forward",
+        "dev.cuda.softmax_forward",
+        "softmax_forward3",
+        ("out", "inp", "B * T", "C", "block_size"),
+        "dev/cuda/softmax_forward.cu",
+    ),
+    Variant(
+        "softmax",
+        "forward",
+        "dev.cuda.softmax_forward",
+        "softmax_forward7",
+        ("out", "inp", "B * T", "C", "block_size"),
+        "dev/cuda/softmax_forward.cu",
+    ),
+    Variant(
+        "softmax",
+        "forward",
+        "dev.cuda.softmax_forward",
+        "softmax_forward_online1",
+        ("out", "inp", "B * T", "C", "block_size"),
+        "dev/cuda/softmax_forward.cu",
+    ),
+    Variant(
+        "softmax",
+        "forward",
+        "dev.cuda.softmax_forward",
+        "softmax_forward_online2",
+        ("out", "inp", "B * T", "C", "block_size"),
+        "dev/cuda/softmax_forward.cu",
+    ),
+    Variant(
+        "softmax",
+        "forward",
+        "dev.cuda.softmax_forward",
+        "softmax_forward_online8",
+        ("out", "inp", "B * T", "C", "block_size"),
+        "dev/cuda/softmax_forward.cu",
     ),
     Variant(
         "adamw",
@@ -1055,7 +1522,7 @@ VARIANTS = (
         "dev/cuda/adamw.cu",
     ),
     Variant(
-        "attention",
+        "attention_heads",
         "forward",
         "dev.cuda.attention_forward",
         "attention_forward1",
@@ -1063,7 +1530,7 @@ VARIANTS = (
         "dev/cuda/attention_forward.cu",
     ),
     Variant(
-        "attention",
+        "attention_heads",
         "forward",
         "dev.cuda.attention_forward",
         "attention_forward2",
@@ -1072,7 +1539,7 @@ VARIANTS = (
         zeros=("out",),
     ),
     Variant(
-        "attention",
+        "attention_heads",
         "forward",
         "dev.cuda.attention_forward",
         "attention_forward4",
@@ -1081,7 +1548,7 @@ VARIANTS = (
         zeros=("att",),
     ),
     Variant(
-        "attention",
+        "attention_heads",
         "forward",
         "dev.cuda.attention_forward",
         "attention_forward5",
@@ -1091,7 +1558,7 @@ VARIANTS = (
         zeros=("weights",),
     ),
     Variant(
-        "attention",
+        "attention_heads",
         "forward",
         "dev.cuda.attention_forward",
         "attention_forward3",
@@ -1099,7 +1566,7 @@ VARIANTS = (
         "dev/cuda/attention_forward.cu",
     ),
     Variant(
-        "attention",
+        "attention_heads",
         "backward",
         "dev.cuda.attention_backward",
         "attention_backward1",
@@ -1126,7 +1593,7 @@ VARIANTS = (
         zeros=("dpreatt", "datt", "dvaccum", "dparts"),
     ),
     Variant(
-        "attention",
+        "attention_heads",
         "backward",
         "dev.cuda.attention_backward",
         "attention_backward1",
@@ -1153,7 +1620,7 @@ VARIANTS = (
         zeros=("dpreatt", "datt", "dvaccum", "dparts"),
     ),
     Variant(
-        "attention",
+        "attention_heads",
         "backward",
         "dev.cuda.attention_backward",
         "attention_backward1",
@@ -1180,7 +1647,7 @@ VARIANTS = (
         zeros=("dpreatt", "datt", "dvaccum", "dparts"),
     ),
     Variant(
-        "attention",
+        "attention_heads",
         "backward",
         "dev.cuda.attention_backward",
         "attention_backward1",
@@ -1207,7 +1674,7 @@ VARIANTS = (
         zeros=("dpreatt", "datt", "dvaccum", "dparts"),
     ),
     Variant(
-        "attention",
+        "attention_heads",
         "backward",
         "dev.cuda.attention_backward",
         "attention_backward1",
@@ -1234,7 +1701,7 @@ VARIANTS = (
         zeros=("dpreatt", "datt", "dvaccum", "dparts"),
     ),
     Variant(
-        "attention",
+        "attention_heads",
         "backward",
         "dev.cuda.attention_backward",
         "attention_backward1",
@@ -1262,7 +1729,7 @@ VARIANTS = (
         zeros=("dpreatt", "datt", "dvaccum", "dparts"),
     ),
     Variant(
-        "attention",
+        "attention_heads",
         "backward",
         "dev.cuda.attention_backward",
         "attention_backward1",
@@ -1290,7 +1757,7 @@ VARIANTS = (
         zeros=("dpreatt", "datt", "dvaccum", "dparts"),
     ),
     Variant(
-        "attention",
+        "attention_heads",
         "backward",
         "dev.cuda.attention_backward",
         "attention_backward1",
@@ -1433,7 +1900,7 @@ VARIANTS = (
         zeros=("dpreatt",),
     ),
     Variant(
-        "classifier",
+        "classifier_fused",
         "forward",
         "dev.cuda.classifier_fused",
         "fused_classifier1",
@@ -1441,7 +1908,7 @@ VARIANTS = (
         "dev/cuda/classifier_fused.cu",
     ),
     Variant(
-        "classifier",
+        "classifier_fused",
         "forward",
         "dev.cuda.classifier_fused",
         "fused_classifier2",
@@ -1449,7 +1916,7 @@ VARIANTS = (
         "dev/cuda/classifier_fused.cu",
     ),
     Variant(
-        "classifier",
+        "classifier_fused",
         "forward",
         "dev.cuda.classifier_fused",
         "fused_classifier3",
@@ -1457,7 +1924,7 @@ VARIANTS = (
         "dev/cuda/classifier_fused.cu",
     ),
     Variant(
-        "classifier",
+        "classifier_fused",
         "forward",
         "dev.cuda.classifier_fused",
         "fused_classifier4",
@@ -1465,68 +1932,12 @@ VARIANTS = (
         "dev/cuda/classifier_fused.cu",
     ),
     Variant(
-        "classifier",
+        "classifier_fused",
         "forward",
         "dev.cuda.classifier_fused",
         "fused_classifier5",
         ("dlogits", "losses", "logits", "dlosses", "targets", "B", "T", "V", "V", "block_size"),
         "dev/cuda/classifier_fused.cu",
-    ),
-    Variant(
-        "crossentropy",
-        "forward",
-        "dev.cuda.crossentropy_forward",
-        "crossentropy_forward1",
-        ("losses", "probs", "targets", "B", "T", "V", "block_size"),
-        "dev/cuda/crossentropy_forward.cu",
-    ),
-    Variant(
-        "crossentropy",
-        "backward",
-        "dev.cuda.crossentropy_softmax_backward",
-        "crossentropy_softmax_backward1",
-        ("dlogits", "dlosses", "probs", "targets", "B", "T", "V", "block_size"),
-        "dev/cuda/crossentropy_softmax_backward.cu",
-    ),
-    Variant(
-        "encoder",
-        "forward",
-        "dev.cuda.encoder_forward",
-        "encoder_forward1",
-        ("out", "inp", "wte", "wpe", "B", "T", "C", "block_size"),
-        "dev/cuda/encoder_forward.cu",
-    ),
-    Variant(
-        "encoder",
-        "forward",
-        "dev.cuda.encoder_forward",
-        "encoder_forward2",
-        ("out", "inp", "wte", "wpe", "B", "T", "C", "block_size"),
-        "dev/cuda/encoder_forward.cu",
-    ),
-    Variant(
-        "encoder",
-        "forward",
-        "dev.cuda.encoder_forward",
-        "encoder_forward3",
-        ("out", "inp", "wte", "wpe", "B", "T", "C", "block_size"),
-        "dev/cuda/encoder_forward.cu",
-    ),
-    Variant(
-        "encoder",
-        "backward",
-        "dev.cuda.encoder_backward",
-        "encoder_backward1",
-        ("dwte", "dwpe", "dout", "inp", "B", "T", "C", "block_size"),
-        "dev/cuda/encoder_backward.cu",
-    ),
-    Variant(
-        "encoder",
-        "backward",
-        "dev.cuda.encoder_backward",
-        "encoder_backward2",
-        ("dwte", "dwpe", "dout", "inp", "B", "T", "C", "block_size"),
-        "dev/cuda/encoder_backward.cu",
     ),
     Variant(
         "global_norm",
@@ -1565,185 +1976,11 @@ VARIANTS = (
         zeros=("out",),
     ),
     Variant(
-        "matmul",
-        "forward",
-        "dev.cuda.matmul_forward",
-        "matmul_forward1",
-        ("out", "inp", "weight", "bias", "B", "T", "C", "OC", "max(4, min(16, block_size / 16))"),
-        "dev/cuda/matmul_forward.cu",
-    ),
-    Variant(
-        "matmul",
-        "forward",
-        "dev.cuda.matmul_forward",
-        "matmul_forward2",
-        ("out", "inp", "weight", "bias", "B", "T", "C", "OC", "max(4, min(16, block_size / 16))"),
-        "dev/cuda/matmul_forward.cu",
-    ),
-    Variant(
-        "matmul",
-        "forward",
-        "dev.cuda.matmul_forward",
-        "matmul_forward4",
-        ("out", "inp", "weight", "bias", "B", "T", "C", "OC", "max(4, min(16, block_size / 16))"),
-        "dev/cuda/matmul_forward.cu",
-    ),
-    Variant(
-        "matmul",
-        "forward",
-        "dev.cuda.matmul_forward",
-        "matmul_forward3",
-        ("out", "inp", "weight", "bias", "B", "T", "C", "OC"),
-        "dev/cuda/matmul_forward.cu",
-    ),
-    Variant(
-        "matmul",
-        "backward",
-        "dev.cuda.matmul_backward_bias",
-        "matmul_backward_bias1",
-        ("dbias", "dout", "B", "T", "OC", "block_size"),
-        "dev/cuda/matmul_backward_bias.cu",
-    ),
-    Variant(
-        "matmul",
-        "backward",
-        "dev.cuda.matmul_backward_bias",
-        "matmul_backward_bias2",
-        ("dbias", "dout", "B", "T", "OC", "block_size"),
-        "dev/cuda/matmul_backward_bias.cu",
-    ),
-    Variant(
-        "matmul",
-        "backward",
-        "dev.cuda.matmul_backward_bias",
-        "matmul_backward_bias3",
-        ("dbias", "dout", "B", "T", "OC", "block_size"),
-        "dev/cuda/matmul_backward_bias.cu",
-    ),
-    Variant(
-        "matmul",
-        "backward",
-        "dev.cuda.matmul_backward_bias",
-        "matmul_backward_bias4",
-        ("dbias", "dout", "B", "T", "OC", "block_size"),
-        "dev/cuda/matmul_backward_bias.cu",
-    ),
-    Variant(
-        "matmul",
-        "backward",
-        "dev.cuda.matmul_backward_bias",
-        "matmul_backward_bias5",
-        ("dbias", "dout", "B", "T", "OC", "block_size"),
-        "dev/cuda/matmul_backward_bias.cu",
-        precisions=("float32",),
-    ),
-    Variant(
-        "matmul",
-        "backward",
-        "dev.cuda.matmul_backward_bias",
-        "matmul_backward_bias7",
-        ("dbias", "dout", "B", "T", "OC", "block_size"),
-        "dev/cuda/matmul_backward_bias.cu",
-        blocks=(32, 64, 128, 256),
-        precisions=("float16", "bfloat16"),
-    ),
-    Variant(
-        "matmul",
-        "backward",
-        "dev.cuda.matmul_backward_bias",
-        "matmul_backward_bias8",
-        ("dbias", "dout", "B", "T", "OC", "block_size"),
-        "dev/cuda/matmul_backward_bias.cu",
-        blocks=(128, 256, 512, 1024),
-    ),
-    Variant(
-        "matmul",
-        "backward",
-        "dev.cuda.matmul_backward_bias",
-        "matmul_backward_bias9",
-        ("dbias", "dout", "B", "T", "OC", "block_size"),
-        "dev/cuda/matmul_backward_bias.cu",
-        blocks=(128, 256, 512, 1024),
-    ),
-    Variant(
-        "matmul",
-        "backward",
-        "dev.cuda.matmul_backward",
-        "matmul_backward1",
-        ("dinp", "dweight", "dbias", "dout", "inp", "weight", "inp", "B", "T", "C", "OC"),
-        "dev/cuda/matmul_backward.cu",
-    ),
-    Variant(
         "permute",
         "forward",
         "dev.cuda.permute",
         "permute_on_device",
         ("matrix", "out_matrix", "B", "T", "NH", "HS", "block_size"),
         "dev/cuda/permute.cu",
-    ),
-    Variant(
-        "softmax",
-        "forward",
-        "dev.cuda.softmax_forward",
-        "softmax_forward4",
-        ("out", "inp", "B * T", "C", "block_size"),
-        "dev/cuda/softmax_forward.cu",
-        blocks=(32,),
-    ),
-    Variant(
-        "softmax",
-        "forward",
-        "dev.cuda.softmax_forward",
-        "softmax_forward1",
-        ("out", "inp", "B * T", "C", "block_size"),
-        "dev/cuda/softmax_forward.cu",
-    ),
-    Variant(
-        "softmax",
-        "forward",
-        "dev.cuda.softmax_forward",
-        "softmax_forward2",
-        ("out", "inp", "B * T", "C", "block_size"),
-        "dev/cuda/softmax_forward.cu",
-    ),
-    Variant(
-        "softmax",
-        "forward",
-        "dev.cuda.softmax_forward",
-        "softmax_forward3",
-        ("out", "inp", "B * T", "C", "block_size"),
-        "dev/cuda/softmax_forward.cu",
-    ),
-    Variant(
-        "softmax",
-        "forward",
-        "dev.cuda.softmax_forward",
-        "softmax_forward7",
-        ("out", "inp", "B * T", "C", "block_size"),
-        "dev/cuda/softmax_forward.cu",
-    ),
-    Variant(
-        "softmax",
-        "forward",
-        "dev.cuda.softmax_forward",
-        "softmax_forward_online1",
-        ("out", "inp", "B * T", "C", "block_size"),
-        "dev/cuda/softmax_forward.cu",
-    ),
-    Variant(
-        "softmax",
-        "forward",
-        "dev.cuda.softmax_forward",
-        "softmax_forward_online2",
-        ("out", "inp", "B * T", "C", "block_size"),
-        "dev/cuda/softmax_forward.cu",
-    ),
-    Variant(
-        "softmax",
-        "forward",
-        "dev.cuda.softmax_forward",
-        "softmax_forward_online8",
-        ("out", "inp", "B * T", "C", "block_size"),
-        "dev/cuda/softmax_forward.cu",
     ),
 )

@@ -84,8 +84,9 @@ class ResidualFunction(Function):
         inp1 = take("Residual", "inp1", inp1, DTYPES)
         N = inp1.size
         inp2 = take_like("Residual", "inp2", inp2, inp1.shape, "inp1", inp1)
+        dtype = inp1.dtype
         out = empty_like(inp1)
-        elementwise(residual_forward, (out, inp1, inp2), N, RESIDUAL_FORWARD_QUANTUM[inp1.dtype])
+        elementwise(residual_forward, (out, inp1, inp2), N, RESIDUAL_FORWARD_QUANTUM[dtype])
         return out
 
     @staticmethod

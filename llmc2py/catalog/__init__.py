@@ -10,17 +10,19 @@ from typing import Any
 
 from llmc2py.diagnostics import UsageError
 from llmc2py.ir.catalog import CatalogEntry, PassEntry, Replacement
-from llmc2py.ir.plans import ArraySpec, CReferenceCall, VariantCall
+from llmc2py.ir.plans import ArraySpec, CReferenceCall, OptionSpec, VariantCall
 
 _KEYS = frozenset(
     {"name", "layer", "summary", "details", "source", "launchers", "kernels", "uses", "inputs", "parameters",
-     "outputs", "forward", "backward", "extents", "reference", "fast_sizes", "variants", "sizes"}
+     "outputs", "forward", "backward", "extents", "reference", "fast_sizes", "variants", "sizes", "options",
+     "intermediates", "cases", "precisions", "autocast"}
 )  # fmt: skip
 _REQUIRED = ("name", "layer", "summary", "source", "inputs", "outputs", "forward", "reference")
 #: An entry without a layer, of which launchers alone are checked.
 _CHECK_KEYS = frozenset({"name", "summary", "source", "inputs", "outputs", "extents", "reference", "variants", "sizes"})
 _CHECK_REQUIRED = ("name", "summary", "source", "inputs", "outputs", "reference", "variants", "sizes")
-_LAYER_KEYS = _KEYS - {"sizes"}
+_AUTOCAST = ("lower", "float32", "widest")
+_OPTION_KINDS = ("int", "float", "bool", "str")
 _VARIANT_KEYS = frozenset({"file", "launchers", "reference", "call", "blocks", "precisions", "zeros"})
 
 
@@ -63,7 +65,7 @@ def parse_entry(text: str, file: str) -> CatalogEntry:
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{file}: not TOML: {error}") from error
     is_check = "sizes" in table and "layer" not in table
-    required, allowed = (_CHECK_REQUIRED, _CHECK_KEYS) if is_check else (_REQUIRED, _LAYER_KEYS)
+    required, allowed = (_CHECK_REQUIRED, _CHECK_KEYS) if is_check else (_REQUIRED, _KEYS)
     missing = [key for key in required if key not in table]
     unknown = sorted(set(table) - allowed)
     if missing or unknown:
@@ -105,10 +107,40 @@ def _entry(table: dict[str, Any], file: str, lines: dict[str, int]) -> CatalogEn
             for item in reference.get("c", ())
         ),
         fast_sizes=str(table.get("fast_sizes", "all")),
-        reduction=reference.get("reduction"),
+        reduction=tuple(str(reference.get("reduction", "")).split()),
         variants=tuple(_variant(item) for item in table.get("variants", ())),
-        sizes=tuple((_identifier(letter), str(size)) for letter, size in table.get("sizes", {}).items()),
+        sizes=tuple(
+            (_identifier(letter), str(size)) for letter, size in table.get("sizes", {}).items() if letter != "lead"
+        ),
+        lead=tuple(str(table.get("sizes", {}).get("lead", "")).split()),
+        options=_options(table.get("options", {})),
+        intermediates=_arrays(table.get("intermediates", {})),
+        cases=tuple(dict(case) for case in table.get("cases", ())),
+        precisions=tuple(map(str, table.get("precisions", ()))),
+        stochastic=tuple(map(str, table.get("backward", {}).get("stochastic", ()))),
+        autocast=_autocast(table.get("autocast", "widest")),
     )
+
+
+def _autocast(value: object) -> str:
+    if value not in _AUTOCAST:
+        raise ValueError(f"autocast = {value!r} is none of {', '.join(_AUTOCAST)}")
+    return str(value)
+
+
+def _options(table: dict[str, Any]) -> tuple[OptionSpec, ...]:
+    """``NH = { type = "int", doc = "..." }``: without a default, it is given where the layer is made."""
+    found = []
+    for name, value in table.items():
+        if value["type"] not in _OPTION_KINDS:
+            raise ValueError(f"option {name}: type is one of {', '.join(_OPTION_KINDS)}")
+        default = _python(value["default"]) if "default" in value else None
+        found.append(OptionSpec(_identifier(name), value["type"], default, str(value.get("doc", ""))))
+    return tuple(found)
+
+
+def _python(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) and value.isidentifier() else repr(value)
 
 
 def _variant(item: dict[str, Any]) -> VariantCall:
@@ -144,8 +176,20 @@ def _arrays(table: dict[str, Any]) -> tuple[ArraySpec, ...]:
     for name, value in table.items():
         spec = {"shape": value} if isinstance(value, str) else value
         shape = tuple(spec["shape"].split())
-        kind = spec.get("init"), spec.get("below"), bool(spec.get("positive", False))
-        found.append(ArraySpec(_identifier(name), shape, spec.get("doc", ""), *kind))
+        found.append(
+            ArraySpec(
+                _identifier(name),
+                shape,
+                spec.get("doc", ""),
+                init=spec.get("init"),
+                below=spec.get("below"),
+                positive=bool(spec.get("positive", False)),
+                dtype=spec.get("dtype"),
+                optional=bool(spec.get("optional", False)),
+                when=spec.get("when"),
+                otherwise=spec.get("otherwise"),
+            )
+        )
     return tuple(found)
 
 

@@ -73,6 +73,11 @@ def render_package(plan: PackagePlan) -> dict[str, str]:
     return dict(sorted(files.items()))
 
 
+def render_file(template: str, values: dict[str, Any]) -> str:
+    """Return the file that a template makes of values, laid out."""
+    return _finish(_environment().get_template(template).render(values))
+
+
 def _finish(text: str) -> str:
     """Lay out what a template made: long lines broken, at most two blank lines together, no trailing space."""
     lines = lay_out_all(_import_line(line.rstrip()) for line in text.split("\n"))
@@ -107,13 +112,13 @@ def _module(module: ModulePlan) -> dict[str, Any]:
         "TemplateParam" in text for plan in module.launchers for text in _launcher(module, plan)["template"]
     ):
         runtime.add("TemplateParam")
-    function = function_values(module, op) if op is not None else None
+    function = function_values(op) if op is not None else None
     ops: set[str] = set()
     if function is not None:
         runtime |= {"Context", "Function", "Tensor"}
         names = function["names"]
         ops = names & OPS
-        runtime |= names & {"elementwise", "ceil_div"}
+        runtime |= names & {"elementwise", "ceil_div", "cudnn", "next_seed"}
     return {
         "module": module,
         "name": module.path.rsplit("/", 1)[-1],
@@ -297,37 +302,92 @@ def _extent_checks(module: ModulePlan, plan: LaunchPlan) -> list[str]:
 
 
 def _layers(modules: list[ModulePlan]) -> dict[str, Any]:
-    layers = []
-    for module in modules:
-        op = module.op
-        assert op is not None
-        layers.append(
-            {
-                "op": op,
-                "module": module.path.replace("/", "."),
-                "summary": prose(op.summary, 112),
-                "details": prose(op.details, 112),
-                "fast": prose(f"Fast sizes: {op.fast_sizes}. Source: {module.origin}.", 112),
-                "letters": list(dict.fromkeys(letter for one in op.parameters for letter in one.shape)),
-                "inputs": ", ".join(f"{one.name}: Tensor | Array" for one in op.inputs),
-                "arguments": ", ".join([one.name for one in op.inputs] + [f"self.{one.name}" for one in op.parameters]),
-                "returns": "Tensor" if len(op.outputs) == 1 else f"tuple[{', '.join('Tensor' for _ in op.outputs)}]",
-                "shapes": {
-                    "inputs": _dims(op.inputs), "parameters": _dims(op.parameters), "outputs": _dims(op.outputs),
-                },
-                "dtypes": tuple_text(quoted(one) for one in op.precisions),
-                "origin": module.origin,
-            }
-        )  # fmt: skip
-    return {"layers": layers, "has_parameters": any(layer["letters"] for layer in layers)}
+    layers = [_layer(module, module.op) for module in modules if module.op is not None]
+    initial = {one.init or "zeros" for layer in layers for one in layer["op"].parameters}
+    runtime = {"Layer", "OpSpec", "Tensor"} | ({"Parameter"} if initial else set())
+    runtime |= {"normal"} & initial
+    return {
+        "layers": layers,
+        "names": sorted((layer["op"].layer for layer in layers), key=_import_order),
+        "runtime": sorted(runtime, key=_import_order),
+        "needs_numpy": bool(initial - {"normal"}),
+    }
+
+
+def _layer(module: ModulePlan, op: OpPlan) -> dict[str, Any]:
+    arguments = [one.name for one in op.inputs]
+    arguments += [f"self.{name}" for name in (*(one.name for one in op.parameters), *(one.name for one in op.options))]
+    made = [f"{letter}: int" for letter in op.letters]
+    made += [f"{one.name}: {one.kind}" for one in op.options if one.default is None]
+    by_name = [f"{one.name}: bool = True" for one in op.parameters if one.optional]
+    by_name += [f"{one.name}: {one.kind} = {one.default}" for one in op.options if one.default is not None]
+    if op.parameters:
+        by_name += ["dtype: Any = None", "like: Any = None"]
+    return {
+        "op": op,
+        "module": module.path.replace("/", "."),
+        "summary": prose(op.summary, 112),
+        "details": prose(op.details, 112),
+        "fast": prose(f"Fast sizes: {op.fast_sizes}. Source: {op.origin}.", 112),
+        "made": ", ".join(["self", *made, *(["*", *by_name] if by_name else [])]),
+        "is_made": bool(made or by_name),
+        "made_doc": _made_doc(op),
+        "parameters": [_parameter(one) for one in op.parameters],
+        "inputs": ", ".join(f"{one.name}: Tensor | Array" for one in op.inputs),
+        "arguments": ", ".join(arguments),
+        "returns": "Tensor" if len(op.outputs) == 1 else f"tuple[{', '.join('Tensor' for _ in op.outputs)}]",
+        "spec": [f"{key}={value}," for key, value in _spec(op, op.origin).items()],
+    }
+
+
+def _made_doc(op: OpPlan) -> list[str]:
+    names = ", ".join(one.name for one in op.parameters)
+    first = f"Make the parameters ({names}); see `Layer` for `dtype` and `like`." if names else "Keep the options."
+    docs = [line for one in op.options for line in prose(f"{one.name}: {one.doc or one.kind}", 108)]
+    return [first, "", *docs, ""] if docs else [first]
+
+
+def _parameter(one: ArraySpec) -> str:
+    shape = one.shape[0] if len(one.shape) == 1 else f"({', '.join(one.shape)})"
+    value = (
+        f"normal({tuple_text(one.shape)})" if one.init == "normal" else f"np.{one.init or 'zeros'}({shape}, np.float32)"
+    )
+    made = f"Parameter({value})"
+    if one.optional:
+        return f"self.{one.name}: Parameter | None = {made} if {one.name} else None"
+    return f"self.{one.name} = {made}"
+
+
+def _spec(op: OpPlan | CheckPlan, origin: str = "") -> dict[str, str]:
+    """Return the arguments of an OpSpec as text: those that say anything."""
+    arrays = (*op.inputs, *op.parameters, *op.outputs)
+    found = {"name": quoted(op.name), "inputs": _dims(op.inputs), "parameters": _dims(op.parameters),
+             "outputs": _dims(op.outputs)}  # fmt: skip
+    found["indices"] = _mapping({one.name: quoted(one.below) for one in arrays if one.below})
+    found["dtype_of"] = _mapping({one.name: quoted(one.dtype) for one in arrays if one.dtype})
+    found["optional"] = tuple_text(quoted(one.name) for one in op.parameters if one.optional)
+    found["positive"] = tuple_text(quoted(one.name) for one in arrays if one.positive)
+    if isinstance(op, OpPlan):
+        found["options"] = _mapping({one.name: one.default or "..." for one in op.options})
+        found["saves"] = tuple_text(map(quoted, op.saves))
+        found["saved"] = _mapping(
+            {one.name: f"({_dims_of(one)}, {quoted(one.dtype) if one.dtype else None})" for one in op.intermediates}
+        )
+        found["dtypes"] = tuple_text(quoted(one) for one in op.precisions)
+        found["origin"] = quoted(origin)
+    return {key: value for key, value in found.items() if value not in ("{}", "()")}
+
+
+def _mapping(values: dict[str, str]) -> str:
+    return f"{{{', '.join(f'{quoted(key)}: {value}' for key, value in values.items())}}}"
+
+
+def _dims_of(one: ArraySpec) -> str:
+    return tuple_text(quoted("..." if letter == "*" else letter) for letter in one.shape)
 
 
 def _dims(arrays: tuple[ArraySpec, ...]) -> str:
-    rendered = (
-        f"{quoted(one.name)}: {tuple_text(quoted('...' if letter == '*' else letter) for letter in one.shape)}"
-        for one in arrays
-    )
-    return f"{{{', '.join(rendered)}}}"
+    return _mapping({one.name: _dims_of(one) for one in arrays})
 
 
 # --- references
@@ -336,15 +396,17 @@ def _dims(arrays: tuple[ArraySpec, ...]) -> str:
 def _references(plan: PackagePlan) -> dict[str, Any]:
     found = []
     for op in _referenced(plan):
-        inputs = [one.name for one in (*op.inputs, *op.parameters)]
+        options = [f"{one.name}: {one.kind}" for one in op.options]
+        inputs = [f"{one.name}: {'Array | None' if one.optional else 'Array'}" for one in (*op.inputs, *op.parameters)]
         differentiable = [one.name for one in (*op.inputs, *op.parameters) if one.below is None]
         found.append(
             {
                 "op": op,
-                "forward_signature": ", ".join(f"{name}: Array" for name in inputs),
-                "backward_signature": ", ".join(
-                    f"{name}: Array" for name in [*inputs, *(f"d{one.name}" for one in op.outputs)]
-                ),
+                "forward_signature": ", ".join([*inputs, *options]),
+                "backward_signature": ", ".join([*inputs, *options, *(f"d{one.name}: Array" for one in op.outputs)]),
+                "reduction": tuple_text(map(quoted, op.reduction)),
+                "stochastic": tuple_text(map(quoted, op.stochastic if isinstance(op, OpPlan) else ())),
+                "cases": tuple_text(map(_case, op.cases if isinstance(op, OpPlan) else ())),
                 "forward": indent(op.reference_forward, 1),
                 "backward": indent(op.reference_backward, 1),
                 "outputs": f"{{{', '.join(f'{quoted(one.name)}: {one.name}' for one in op.outputs)}}}",
@@ -354,7 +416,19 @@ def _references(plan: PackagePlan) -> dict[str, Any]:
                 ],
             }
         )
-    return {"references": found, "checks": [_check(one) for one in plan.checks], "variants": _variants(plan)}
+    sized = [op for op in _referenced(plan) if op.sizes]
+    return {
+        "references": found,
+        "checks": [_check(op) for op in sized],
+        "needs_spec": any(isinstance(op, CheckPlan) for op in sized),
+        "variants": _variants(plan),
+    }
+
+
+def _case(case: dict[str, Any]) -> str:
+    sizes = {name: value for name, value in case.items() if name != "lead"}
+    given = ", ".join(f"{quoted(name)}: {value!r}" for name, value in sizes.items())
+    return f"({tuple_text(map(str, case.get('lead', ())))}, {{{given}}})"
 
 
 def _referenced(plan: PackagePlan) -> list[OpPlan | CheckPlan]:
@@ -362,13 +436,12 @@ def _referenced(plan: PackagePlan) -> list[OpPlan | CheckPlan]:
     return [*(module.op for module in plan.ops if module.op is not None), *plan.checks]
 
 
-def _check(check: CheckPlan) -> str:
-    sizes = ", ".join(f"{quoted(letter)}: {quoted(size)}" for letter, size in check.sizes)
-    below = ", ".join(f"{quoted(one.name)}: {quoted(one.below)}" for one in check.inputs if one.below)
-    positive = [quoted(one.name) for one in check.inputs if one.positive]
-    parts = [_dims(check.inputs), _dims(check.outputs), f"{{{sizes}}}"]
-    parts += [f"below={{{below}}}"] * bool(below) + [f"positive={tuple_text(positive)}"] * bool(positive)
-    return f"{quoted(check.name)}: Check({', '.join(parts)})"
+def _check(op: OpPlan | CheckPlan) -> str:
+    sizes = _mapping({letter: quoted(size) for letter, size in op.sizes})
+    if isinstance(op, OpPlan):
+        return f"{quoted(op.name)}: Check({sizes}, lead={tuple_text(map(quoted, op.lead))})"
+    spec = ", ".join(f"{key}={value}" for key, value in _spec(op).items())
+    return f"{quoted(op.name)}: Check({sizes}, OpSpec({spec}))"
 
 
 def _variants(plan: PackagePlan) -> list[str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
-from llmc2py.ir.plans import ArraySpec, CReferenceCall, VariantCall
+from llmc2py.ir.plans import ArraySpec, CReferenceCall, OptionSpec, VariantCall
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,10 @@ class CatalogEntry:
     module; ``uses`` are those of other modules (``file:name`` where they are of another file). ``extents`` gives the
     number of elements by launcher (of any file in the tree: by the file's name) and parameter: alternatives, of which
     the first counts whose names are all parameters of the launcher. ``variants`` are launchers that compute the op
-    too. An entry without a ``layer`` is there for these alone, and has the ``sizes`` that they run on by letter.
+    too, on the ``sizes`` by letter, of which ``lead`` are the leading axes; an entry without a ``layer`` is there for
+    these alone. ``intermediates`` are what the forward pass saves beside inputs, parameters and outputs, ``cases`` the
+    sizes to verify on, ``stochastic`` the arrays whose gradients are rounded at random. ``autocast`` says which
+    precision mixed inputs are brought to: the lower one, float32, or the widest that is given.
     """
 
     file: str
@@ -63,6 +67,13 @@ class CatalogEntry:
     reference_backward: str
     c_references: tuple[CReferenceCall, ...]
     fast_sizes: str
-    reduction: str | None
+    reduction: tuple[str, ...]
     variants: tuple[VariantCall, ...] = ()
     sizes: tuple[tuple[str, str], ...] = ()
+    lead: tuple[str, ...] = ()
+    options: tuple[OptionSpec, ...] = ()
+    intermediates: tuple[ArraySpec, ...] = ()
+    cases: tuple[dict[str, Any], ...] = ()
+    precisions: tuple[str, ...] = ()
+    stochastic: tuple[str, ...] = ()
+    autocast: str = "widest"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from llmc2py.diagnostics import SourceSpan
 from llmc2py.ir.library import Kernel, Launcher, Parameter, Reference
@@ -65,7 +66,9 @@ class ArraySpec:
     """An array of an op: its name and the letters of its shape, ``*`` for all leading axes together.
 
     ``below`` is the letter of an axis that the array holds indices of: it is int32. ``positive`` says that its values
-    have to be so.
+    have to be so. ``dtype`` is the array's own where it is not that of the op; ``optional`` says that a layer may go
+    without the parameter. ``when`` says, as an expression of the options, when an intermediate is there, ``otherwise``
+    what is saved in its place when it is not.
     """
 
     name: str
@@ -74,6 +77,20 @@ class ArraySpec:
     init: str | None = None
     below: str | None = None
     positive: bool = False
+    dtype: str | None = None
+    optional: bool = False
+    when: str | None = None
+    otherwise: str | None = None
+
+
+@dataclass(frozen=True)
+class OptionSpec:
+    """A scalar that a layer is made with: its Python type, and the text of its default, if it has one."""
+
+    name: str
+    kind: str
+    default: str | None = None
+    doc: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,12 +98,14 @@ class Recipe:
     """A forward or backward pass as lines of Python over arrays, launchers and kernels.
 
     ``names`` are the functions that the lines use; ``quanta`` the constants for launchers that take whole blocks alone,
-    by name: what the count must be a multiple of, by precision.
+    by name: what the count must be a multiple of, by precision. ``values`` are the sizes, options and other values
+    that the lines take from the call: ``N``, ``C``, ``lead``, ``dtype``.
     """
 
     lines: tuple[str, ...]
     names: frozenset[str]
     quanta: dict[str, dict[str, int]] = field(default_factory=dict)
+    values: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -139,8 +158,23 @@ class OpPlan:
     reference_backward: tuple[str, ...]
     c_references: tuple[CReferenceCall, ...]
     fast_sizes: str
-    reduction: str | None = None
+    reduction: tuple[str, ...] = ()
     variants: tuple[VariantCall, ...] = ()
+    options: tuple[OptionSpec, ...] = ()
+    intermediates: tuple[ArraySpec, ...] = ()
+    cases: tuple[dict[str, Any], ...] = ()
+    sizes: tuple[tuple[str, str], ...] = ()
+    lead: tuple[str, ...] = ()
+    stochastic: tuple[str, ...] = ()
+    origin: str = ""
+    autocast: str = "widest"
+
+    @property
+    def letters(self) -> tuple[str, ...]:
+        """The sizes that the layer is made with: those of its parameters, in the order in which arrays name them."""
+        own = {letter for one in self.parameters for letter in one.shape}
+        named = (letter for one in (*self.inputs, *self.parameters) for letter in one.shape)
+        return tuple(dict.fromkeys(letter for letter in named if letter in own))
 
 
 @dataclass(frozen=True)
@@ -158,10 +192,11 @@ class CheckPlan:
     reference_forward: tuple[str, ...]
     reference_backward: tuple[str, ...]
     c_references: tuple[CReferenceCall, ...]
-    reduction: str | None
+    reduction: tuple[str, ...]
     variants: tuple[VariantCall, ...]
     layer: str = ""
     parameters: tuple[ArraySpec, ...] = ()
+    options: tuple[OptionSpec, ...] = ()
 
 
 @dataclass(frozen=True)

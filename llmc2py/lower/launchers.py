@@ -36,7 +36,7 @@ from llmc2py.lower.spelling import spelled
 from llmc2py.lower.unused import without_unused
 
 _LONG = CType("long")
-_STREAMS = frozenset({"cudaStream_t", "CUstream"})
+STREAMS = frozenset({"cudaStream_t", "CUstream"})
 
 
 #: What a launcher that is called asks its caller for, by its name.
@@ -77,7 +77,7 @@ class _LauncherLowering(BlockLowering):
     def lower(self) -> LaunchPlan:
         if self.launcher.name == "main":
             raise SourceError(self.launcher.span, "is a program, not a launcher")
-        parameters = [self._parameter(one) for one in self.launcher.parameters if one.type.base not in _STREAMS]
+        parameters = [self._parameter(one) for one in self.launcher.parameters if one.type.base not in STREAMS]
         for one in (*self.launcher.parameters, *parameters):
             self._bind(one.name, one.type)
         self._check_parameters(parameters)
@@ -270,7 +270,7 @@ class _LauncherLowering(BlockLowering):
         if not isinstance(node, ex.Call):
             raise SourceError(statement.span, "an expression with no effect that a plan could have")
         versions = self.scope.functions.get(node.function, ())
-        streams = {index for one in versions for index, p in enumerate(one.parameters) if p.type.base in _STREAMS}
+        streams = {index for one in versions for index, p in enumerate(one.parameters) if p.type.base in STREAMS}
         arguments = [
             argument
             for index, argument in enumerate(node.arguments)
@@ -311,7 +311,7 @@ class _LauncherLowering(BlockLowering):
 
     def _is_stream(self, argument: ex.Expression) -> bool:
         variable = self.environment.variables.get(argument.name) if isinstance(argument, ex.Name) else None
-        return variable is not None and variable.type.base in _STREAMS
+        return variable is not None and variable.type.base in STREAMS
 
     # auto launch = [&](auto size) { … };
     def _on_localfunction(self, statement: ir.LocalFunction) -> None:

@@ -3,40 +3,49 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from llmc2py.diagnostics import SourceError, SourceSpan
 from llmc2py.ir.catalog import CatalogEntry
-from llmc2py.ir.plans import OpPlan
+from llmc2py.ir.plans import ArraySpec, OpPlan
 from llmc2py.lower.recipes import Callable, RecipeLowering
 
-_LEADING = "*"
+LEADING = "*"
+_DTYPES = frozenset({"float32", "int32", "boolean"})
+_INITIAL = frozenset({"ones", "zeros", "normal"})
+#: Names of attributes of the runtime's Context, in which a function keeps values for its backward pass.
+_TAKEN = frozenset({"saved", "save", "accumulator", "needs_grad", "starts_alone", "lead", "dtype", "N"})
 
 
-def lower_entry(entry: CatalogEntry, callables: Mapping[str, Callable], precisions: tuple[str, ...]) -> OpPlan:
+def lower_entry(
+    entry: CatalogEntry, callables: Mapping[str, Callable], precisions: tuple[str, ...], origin: str
+) -> OpPlan:
     """Return the plan of one op. Raises SourceError that names the entry's file and what does not fit the source."""
-    _check_shapes(entry)
+    _check_arrays(entry)
+    _check_options(entry)
     inputs = [*entry.inputs, *entry.parameters]
     names = {one.name for one in inputs}
     indices = {one.name: index for index, one in enumerate(inputs)}
-    letters = {letter for one in inputs for letter in one.shape if letter != _LEADING}
+    values = _values(entry)
 
-    first = entry.inputs[0].name
-    known = names | letters | {"N"}
-    lowering = RecipeLowering(entry.file, callables, first, frozenset(names), indices)
+    known = set(names)
+    anchor = anchor_of(entry.inputs, entry.parameters).name
+    lowering = RecipeLowering(entry.file, entry.layer, callables, anchor, frozenset(names), indices, values)
     forward = lowering.lower(entry.forward.recipe, known, entry.forward.line)
     _check_known(entry, known, [one.name for one in entry.outputs], "forward computes no")
     _check_known(entry, known, list(entry.forward.saves), "forward has no")
 
     incoming = [f"d{one.name}" for one in entry.outputs]
-    known = {*entry.forward.saves, *incoming, *letters, "N"}
-    protected = frozenset(known)
-    lowering = RecipeLowering(entry.file, callables, incoming[0], protected, indices)
+    known = {*entry.forward.saves, *incoming}
+    # What the forward pass made for the backward pass alone may be written to: a graph is gone through once.
+    protected = frozenset(known - {one.name for one in entry.intermediates})
+    lowering = RecipeLowering(entry.file, entry.layer, callables, incoming[0], protected, indices, values)
     backward = lowering.lower(entry.backward.recipe, known, entry.backward.line)
     gradients = dict(entry.backward.gradients)
     _check_known(entry, known, list(gradients.values()), "backward computes no")
-    if gradients and set(gradients) != names:
-        raise _error(entry, f"backward gives gradients of {sorted(gradients)}, the inputs are {sorted(names)}")
+    wanted = {one.name for one in inputs if one.below is None}
+    if gradients and set(gradients) != wanted:
+        raise _error(entry, f"backward gives gradients of {sorted(gradients)}, the inputs are {sorted(wanted)}")
     _check_code(entry, entry.reference_forward, "reference.forward")
     _check_code(entry, entry.reference_backward, "reference.backward")
     return OpPlan(
@@ -59,20 +68,68 @@ def lower_entry(entry: CatalogEntry, callables: Mapping[str, Callable], precisio
         fast_sizes=entry.fast_sizes,
         reduction=entry.reduction,
         variants=entry.variants,
+        options=entry.options,
+        intermediates=entry.intermediates,
+        cases=entry.cases,
+        sizes=entry.sizes,
+        lead=entry.lead,
+        stochastic=entry.stochastic,
+        origin=origin,
+        autocast=entry.autocast,
     )
 
 
-def _check_shapes(entry: CatalogEntry) -> None:
+def anchor_of(inputs: tuple[ArraySpec, ...], parameters: tuple[ArraySpec, ...]) -> ArraySpec:
+    """Return the array that decides the precision: the first one, of inputs before parameters, that has it."""
+    return next(one for one in (*inputs, *parameters) if one.below is None and one.dtype is None)
+
+
+def letters_of(shape: tuple[str, ...]) -> Iterator[str]:
+    """Yield the letters of a shape: ``3C`` is a multiple of C, and a number has none."""
+    for axis in shape:
+        if axis != LEADING and (letter := axis.lstrip("0123456789")):
+            yield letter
+
+
+def _values(entry: CatalogEntry) -> frozenset[str]:
+    arrays = (*entry.inputs, *entry.parameters)
+    letters = {letter for one in arrays for letter in letters_of(one.shape)}
+    return frozenset({"N", "lead", "dtype", *letters, *(one.name for one in entry.options)})
+
+
+def _check_arrays(entry: CatalogEntry) -> None:
     if not entry.inputs or not entry.outputs:
         raise _error(entry, "an op has at least one input and one output")
     for one in (*entry.inputs, *entry.outputs):
-        if not one.shape or one.shape[0] != _LEADING:
+        if one.shape and (one.shape[0] != LEADING or LEADING in one.shape[1:]):
             raise _error(
-                entry, f"shape of {one.name}: inputs and outputs begin with {_LEADING!r}, all leading axes together"
+                entry, f"shape of {one.name}: inputs and outputs begin with {LEADING!r}, all leading axes together"
             )
+    if not entry.inputs[0].shape:
+        raise _error(entry, f"shape of {entry.inputs[0].name}: the first input begins with {LEADING!r}")
     for one in entry.parameters:
-        if _LEADING in one.shape:
+        if LEADING in one.shape:
             raise _error(entry, f"shape of parameter {one.name}: its axes are letters alone")
+        if one.init not in (None, *_INITIAL):
+            raise _error(entry, f"parameter {one.name}: init is one of {', '.join(sorted(_INITIAL))}")
+    for one in (*entry.inputs, *entry.parameters, *entry.outputs, *entry.intermediates):
+        if one.dtype not in (None, *_DTYPES):
+            raise _error(entry, f"{one.name}: dtype is one of {', '.join(sorted(_DTYPES))}")
+    if all(one.below or one.dtype for one in (*entry.inputs, *entry.parameters)):
+        raise _error(entry, "no input or parameter has the precision of the op")
+
+
+def _check_options(entry: CatalogEntry) -> None:
+    named = {letter for one in (*entry.inputs, *entry.parameters) for letter in letters_of(one.shape)}
+    named |= {one.name for one in (*entry.inputs, *entry.parameters, *entry.outputs)} | _TAKEN
+    for one in entry.options:
+        if one.name in named:
+            raise _error(entry, f"option {one.name}: the name is taken")
+    known = named | {one.name for one in entry.options} | {"lead"}
+    for case in entry.cases:
+        for name in case:
+            if name not in known:
+                raise _error(entry, f"cases: {name} is neither `lead` nor a letter or option of the op")
 
 
 def _check_known(entry: CatalogEntry, known: set[str], wanted: list[str], message: str) -> None:

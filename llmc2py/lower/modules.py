@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import keyword
 import pathlib
 import re
@@ -17,7 +18,7 @@ from llmc2py.ir.plans import CheckPlan, LaunchPlan, ModulePlan, NotLowered, OpPl
 from llmc2py.ir.types import FLOATING_TYPES, INTEGER_TYPES
 from llmc2py.lower.checks import lower_check
 from llmc2py.lower.effects import LauncherEffects
-from llmc2py.lower.launchers import lower_launcher
+from llmc2py.lower.launchers import STREAMS, lower_launcher
 from llmc2py.lower.layers import lower_entry
 from llmc2py.lower.recipes import Callable
 
@@ -78,7 +79,7 @@ class _PackageLowering:
         self._replace_launchers()
         ops = {op.name: op for entry in self.entries if (op := self._lower_entry(entry)) is not None}
         self._claim([entry for entry in self.entries if entry.name in ops])
-        modules = [self._module(path, ops) for path in dict.fromkeys(self.homes.values())]
+        modules = [self._module(path, ops) for path in dict.fromkeys([*self.homes.values(), *ops])]
         references = {
             (file.path, reference.name): reference for file in self.library.files for reference in file.references
         }
@@ -210,16 +211,17 @@ class _PackageLowering:
 
     def _lower_entry(self, entry: CatalogEntry) -> OpPlan | None:
         try:
-            if entry.name in entry.launchers:
-                message = f"{entry.name} is a launcher of {entry.source} too: give the op another name"
-                raise SourceError(SourceSpan(entry.file, 1), message)
             listed = self._listed(entry)
+            if entry.name in listed:
+                message = f"{entry.name} is a launcher or kernel of {listed[entry.name]} too: give the op another name"
+                raise SourceError(SourceSpan(entry.file, 1), message)
             for name in (entry.name, *(name for name, file in listed.items() if (file, name) in self.plans)):
                 if name in OP_NAMES or is_reserved(name):
                     message = f"{entry.name}: generated modules use the name {name} themselves: give it another"
                     raise SourceError(SourceSpan(entry.file, 1), message)
             callables = {name: self._callable(entry, file, name) for name, file in listed.items()}
-            return lower_entry(entry, callables, self._precisions(entry))
+            precisions = entry.precisions or self._precisions(entry)
+            return lower_entry(entry, callables, precisions, self._origin(entry, listed))
         except SourceError as error:
             diagnostic = error.diagnostic
             message = f"{diagnostic.message}; the layer {entry.layer} is left out"
@@ -249,11 +251,20 @@ class _PackageLowering:
             return Callable(name, False, plan.parameters, plan.quanta)
         if kernel is not None:
             return Callable(self.symbols[file, name], True, kernel.parameters, {})
+        if (file, name) in self.replaced:
+            launcher = self.replaced[file, name][1].launcher
+            return Callable(name, False, tuple(one for one in launcher.parameters if one.type.base not in STREAMS), {})
         reason = next(
             (one for one in self.not_lowered if one.launcher.name == name and one.launcher.span.file == file), None
         )
         why = f" ({reason.span}: {reason.reason})" if reason else ""
         raise SourceError(SourceSpan(entry.file, 1), f"{entry.name}: {file} has no launcher or kernel {name}{why}")
+
+    def _origin(self, entry: CatalogEntry, listed: Mapping[str, str]) -> str:
+        """Return the place of the first launcher or kernel that an op uses."""
+        spans = {place: plan.launcher.span for place, plan in self.plans.items()}
+        spans = {place: kernel.span for place, kernel in self.kernels.items()} | spans
+        return next((spans[file, name].origin for name, file in listed.items() if (file, name) in spans), entry.source)
 
     def _precisions(self, entry: CatalogEntry) -> tuple[str, ...]:
         """Return the precisions of an op: all that its own kernels can be compiled in, or the one of their types."""
@@ -262,7 +273,9 @@ class _PackageLowering:
             for name in (*entry.kernels, *(k for one in entry.launchers for k in self._launched(entry.source, one)))
             if (kernel := self._kernel_of(self.files[entry.source], name)) is not None
         ]
-        pointers = [one.type.base for kernel in kernels for one in kernel.parameters if one.type.is_pointer]
+        plans = [plan for name, file in self._listed(entry).items() if (plan := self.plans.get((file, name)))]
+        lists = [*(kernel.parameters for kernel in kernels), *(plan.parameters for plan in plans)]
+        pointers = [one.type.base for one in itertools.chain(*lists) if one.type.is_pointer]
         if "floatX" in pointers:
             return tuple(
                 name for name in ("float32", "float16", "bfloat16") if all(name in one.precisions for one in kernels)
@@ -305,11 +318,11 @@ class _PackageLowering:
 
     def _module(self, path: str, ops: Mapping[str, OpPlan]) -> ModulePlan:
         own = [key for key, home in self.homes.items() if home == path]
-        source = own[0][0]
+        op = ops.get(path)
+        source = own[0][0] if own else ops[path].source
         file = self.files[source]
         kernels = [kernel for kernel in file.kernels if (source, "kernel", kernel.name) in own]
         launchers = [self.plans[source, one.name] for one in file.launchers if (source, "launcher", one.name) in own]
-        op = ops.get(path)
         entry = next((one for one in self.entries if op is not None and one.name == path), None)
         return ModulePlan(
             path,
@@ -351,11 +364,9 @@ class _PackageLowering:
         needed += [
             (self._launcher_file(file, name) or "", "launcher", name) for plan in launchers for name in plan.calls
         ]
-        for item, place in self._listed(entry).items() if entry is not None else ():
-            kind = (
-                "launcher" if (place, item) in self.plans and item not in (entry.kernels if entry else ()) else "kernel"
-            )
-            needed.append((place, kind, item))
+        for item, place in self._listed(entry).items() if entry else ():
+            kind = "launcher" if (place, item) in self.plans and not (entry and item in entry.kernels) else "kernel"
+            needed.append((place, "replaced" if (place, item) in self.replaced else kind, item))
         for replacement, found in self.replaced.values():
             if self.homes.get((found.launcher.span.file, "replaced", found.launcher.name)) == path:
                 places = [_place_and_name(replacement, item) for item in replacement.uses]

@@ -15,10 +15,17 @@ from llmc2py.ir.library import Intent, Parameter
 from llmc2py.ir.plans import Recipe
 
 #: Functions of the runtime that a recipe may use; those in the second set are given the array that decides the place.
-_PLAIN = frozenset({"empty_like", "zeros_like", "copy", "cast", "as_float32", "ceil_div", "min", "max"})
-_PLACED = frozenset({"empty", "zeros"})
+_PLAIN = frozenset(
+    {"empty_like", "zeros_like", "copy", "cast", "as_float32", "ceil_div", "min", "max", "padded", "cropped",
+     "softmax_gradient", "next_seed", "as_type"}
+)  # fmt: skip
+_PLACED = frozenset({"empty", "zeros", "ones"})
+#: Functions that write to their first argument and return nothing.
+_STATEMENTS = frozenset({"put", "scale"})
+#: Functions of modules of the runtime, as ``module.function``; they write to their arguments of these numbers.
+_MODULE_FUNCTIONS = {"cudnn.attention_forward": (0, 1), "cudnn.attention_backward": (0,)}
 _DTYPES = frozenset({"float32", "int32", "boolean"})
-_VALUES = _DTYPES | {"device", "vector", "N"}
+_VALUES = _DTYPES | {"device", "vector"}
 _WRITTEN = frozenset({Intent.OUT, Intent.INOUT, Intent.ACCUMULATE})
 
 
@@ -35,23 +42,29 @@ class Callable:
 class RecipeLowering:
     """Checks and prints one recipe.
 
-    ``first`` is the array that decides place and dtype; ``protected`` are the arrays that belong to the
-    caller; ``indices`` gives the position of each input of the function, for accumulators.
+    ``first`` is the array that decides the place; ``protected`` are the arrays that belong to the caller; ``indices``
+    gives the position of each input of the function, for accumulators; ``values`` are the sizes, options and other
+    values that come from the call.
     """
 
     def __init__(
         self,
         file: str,
+        layer: str,
         callables: Mapping[str, Callable],
         first: str,
         protected: frozenset[str],
         indices: Mapping[str, int],
+        values: frozenset[str],
     ) -> None:
         self.file = file
+        self.layer = layer
         self.callables = callables
         self.first = first
         self.protected = protected
         self.indices = indices
+        self.values = values
+        self.used: set[str] = set()
         self.names: set[str] = set()
         self.quanta: dict[str, dict[str, int]] = {}
         self.symbols = {one.symbol for one in callables.values()}
@@ -71,7 +84,7 @@ class RecipeLowering:
         if shadowed := sorted(known & self.symbols):
             raise SourceError(SourceSpan(self.file, line), f"recipe: {_both(shadowed[0])}")
         lines = self._block(tree.body, known)
-        return Recipe(tuple(lines), frozenset(self.names), self.quanta)
+        return Recipe(tuple(lines), frozenset(self.names), self.quanta, frozenset(self.used))
 
     def _block(self, body: list[ast.stmt], known: set[str]) -> list[str]:
         return [line for statement in body for line in self._statement(statement, known)]
@@ -102,6 +115,16 @@ class RecipeLowering:
         match call.func:
             case ast.Name(id="elementwise"):
                 return self._elementwise(call, known)
+            case ast.Name(id="require"):
+                return self._require(call, known)
+            case ast.Name(id=name) if name in _STATEMENTS:
+                self.names.add(name)
+                self._check_written(call, name, (0,))
+                return f"{name}({', '.join(self._expression(node, known) for node in call.args)})"
+            case ast.Attribute(value=ast.Name(id=module), attr=name) if f"{module}.{name}" in _MODULE_FUNCTIONS:
+                self.names.add(module)
+                self._check_written(call, name, _MODULE_FUNCTIONS[f"{module}.{name}"])
+                return f"{module}.{name}({', '.join(self._expression(node, known) for node in call.args)})"
             case ast.Name(id=name):
                 target = self._callable(call, name, kernel=False)
                 head = target.symbol
@@ -128,8 +151,26 @@ class RecipeLowering:
         self.names.add("elementwise")
         constant = f"{target.symbol.upper()}_QUANTUM"
         self.quanta[constant] = dict(quanta)
+        self.used.add("dtype")
         arrays = ", ".join(arguments[:-1])
-        return f"elementwise({target.symbol}, ({arrays}), {arguments[-1]}, {constant}[{self.first}.dtype])"
+        return f"elementwise({target.symbol}, ({arrays}), {arguments[-1]}, {constant}[dtype])"
+
+    def _require(self, call: ast.Call, known: set[str]) -> str:
+        """``require(T <= L)``: a ValueError that shows the condition and the values in it."""
+        if len(call.args) != 1 or call.keywords:
+            raise self._error(call, "require(condition) is taken")
+        self.names.add("require")
+        named = dict.fromkeys(node.id for node in ast.walk(call.args[0]) if isinstance(node, ast.Name))
+        condition = self._expression(call.args[0], known)
+        text = condition.replace('"', "'")
+        values = "".join(f", {name}={name}" for name in named)
+        return f'require("{self.layer}", {condition}, "{text}"{values})'
+
+    def _check_written(self, call: ast.Call, name: str, positions: tuple[int, ...]) -> None:
+        for position in positions:
+            node = call.args[position] if position < len(call.args) else None
+            if isinstance(node, ast.Name) and node.id in self.protected:
+                raise self._error(call, f"{name} writes to {node.id}, which belongs to the caller: copy it first")
 
     def _arguments(self, call: ast.Call, target: Callable, nodes: list[ast.expr], known: set[str]) -> list[str]:
         if len(nodes) != len(target.parameters):
@@ -154,7 +195,8 @@ class RecipeLowering:
         return target
 
     def _expression(self, node: ast.expr, known: set[str]) -> str:
-        return ast.unparse(_Expressions(self, known).visit(node))
+        text = ast.unparse(_Expressions(self, known).visit(node))
+        return text if '"' in text else text.replace("'", '"')
 
     def _error(self, node: ast.AST, message: str) -> SourceError:
         line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1
@@ -193,8 +235,14 @@ class _Expressions(ast.NodeTransformer):
         if node.id == "device":
             self.recipe.names.add("device_of")
             return ast.Call(ast.Name("device_of"), [ast.Name(self.recipe.first)], [])
-        if node.id not in self.known and node.id not in _VALUES:
+        if node.id == "starts_alone":
+            return ast.Attribute(ast.Name("ctx"), node.id)
+        if node.id not in self.known and node.id not in _VALUES and node.id not in self.recipe.values:
             raise self.recipe._error(node, f"{node.id} is not known here")
         if node.id in _DTYPES or node.id == "vector":
             self.recipe.names.add(node.id)
+        if node.id == "vector":
+            self.recipe.used.add("dtype")
+        if node.id in self.recipe.values and node.id not in self.known:
+            self.recipe.used.add(node.id)
         return node

@@ -12,6 +12,7 @@ from llmc2py.runtime.layer import Layer, OpSpec, Parameter
 from llmc2py.runtime.padding import elementwise
 from llmc2py.runtime.params import Param, TemplateParam
 from llmc2py.runtime.plan import Launch, Memcpy, Memset, Plan, Pointer
+from llmc2py.runtime.random import manual_seed, next_seed, normal
 from llmc2py.runtime.source import KernelSource
 
 __all__ = [
@@ -51,7 +52,10 @@ __all__ = [
     "imod",
     "launcher",
     "lt_matmul",
+    "manual_seed",
+    "next_seed",
     "no_grad",
+    "normal",
     "sgemm",
     "sgemm_strided_batched",
     "wrap",

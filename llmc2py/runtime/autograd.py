@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -12,6 +13,7 @@ import numpy as np
 from llmc2py.runtime.arrays import array_module, device_scope, has_several_devices, is_array, place_of
 from llmc2py.runtime.dtypes import PRECISIONS
 from llmc2py.runtime.engine import check_form, run_backward
+from llmc2py.runtime.interop import as_array, hand_back, is_foreign
 
 #: The dtypes that gradients exist for.
 FLOATING = frozenset((*PRECISIONS.values(), np.dtype(np.float64)))
@@ -41,7 +43,8 @@ class Tensor:
     Parameters
     ----------
     data:
-        NumPy or CuPy array; it is kept, not copied.
+        NumPy or CuPy array, or what shares its memory by ``__dlpack__`` or ``__cuda_array_interface__``; it is kept,
+        not copied.
     requires_grad:
         Whether ``backward`` leaves a gradient in ``grad``; by default, for floating point arrays.
 
@@ -51,6 +54,7 @@ class Tensor:
     __slots__ = ("__weakref__", "data", "grad", "node", "output", "requires_grad")
 
     def __init__(self, data: Any, requires_grad: bool | None = None) -> None:
+        data = as_array(data, "data")
         place_of(data, "data")
         floating = data.dtype in FLOATING
         if requires_grad and not floating:
@@ -100,8 +104,10 @@ class Tensor:
             if self.data.size != 1:
                 raise RuntimeError(f"backward: a tensor of shape {self.shape} needs a gradient: backward(grad)")
             grad = array_module(self.data).ones_like(self.data)
+            if self.node is not None:
+                self.node.starts_alone = True
         else:
-            grad = grad.data if isinstance(grad, Tensor) else grad
+            grad = grad.data if isinstance(grad, Tensor) else as_array(grad, "grad", "backward")
             _check_gradient(grad, self.data, "backward")
         if has_several_devices():
             with device_scope(place_of(self.data, "data")):
@@ -117,10 +123,13 @@ class Context:
     ----------
     saved:
         The arrays given to `save`.
+    starts_alone:
+        Whether the backward pass starts here, with a gradient of 1 that nobody gave.
     """
 
     def __init__(self, function: type[Function], edges: list[Tensor | tuple[Context, int] | None]) -> None:
         self.saved: tuple[Any, ...] = ()
+        self.starts_alone = False
         self.function_ = function
         self.edges_: list[Tensor | tuple[Context, int] | None] | None = edges
         self.outputs_: list[Any] = []
@@ -170,7 +179,7 @@ class Function:
     def apply(cls, *inputs: Any) -> Any:
         """Call the function on tensors, arrays (constants) and other values; return a tensor or a tuple of them."""
         enabled = _mode.enabled
-        recording = False
+        recording = borrowed = False
         arrays: list[Any] = []
         edges: list[Tensor | tuple[Context, int] | None] = []
         for value in inputs:
@@ -181,6 +190,9 @@ class Function:
                     node = value.node
                     edge = value if node is None else (node, value.output)
                     recording = True
+            elif is_foreign(value):
+                arrays.append(_constant(cls, len(arrays), value))
+                borrowed = True
             else:
                 arrays.append(value)
             edges.append(edge)
@@ -190,9 +202,16 @@ class Function:
                 result = cls.forward(ctx, *arrays)
         else:
             result = cls.forward(ctx, *arrays)
+        if borrowed:
+            hand_back(inputs)
         if result.__class__ is not tuple and result.__class__ is not list:
             return _output(result, ctx, 0, recording)
         return tuple(_output(array, ctx, index, recording) for index, array in enumerate(result))
+
+
+def _constant(function: type[Function], index: int, value: Any) -> Any:
+    name = list(inspect.signature(function.forward).parameters)[1:][index]
+    return as_array(value, name, function.__name__.removesuffix("Function"))
 
 
 def _scope(values: list[Any]) -> contextlib.AbstractContextManager[Any]:

@@ -66,6 +66,9 @@ class Backend(Protocol):
     def current_stream(self) -> int:
         """Return the handle of the caller's current stream (0 on the CPU)."""
 
+    def is_capturing(self) -> bool:
+        """Return whether the caller's current stream is being captured into a CUDA graph."""
+
     def memset(self, pointer: int, value: int, nbytes: int, stream: int) -> None:
         """Set ``nbytes`` bytes, in stream order."""
 

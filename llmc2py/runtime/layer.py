@@ -12,13 +12,33 @@ import numpy as np
 from llmc2py.runtime.arrays import Place, backend_named, device_scope, is_array, place_of
 from llmc2py.runtime.autograd import FLOATING, Tensor
 from llmc2py.runtime.dtypes import PRECISIONS
+from llmc2py.runtime.interop import as_array
 
 Dims = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class OpSpec:
-    """What an operation takes and gives: for each array its dimensions by letters, ``"..."`` for any leading ones."""
+    """What an operation takes and gives: for each array its dimensions by letters, ``"..."`` for any leading ones.
+
+    Attributes
+    ----------
+    indices
+        Integer inputs, and the size (a letter or option) that their values are below.
+    dtype_of
+        Arrays whose dtype is not the one of the call.
+    optional
+        Parameters that a layer may be without (None).
+    positive
+        Inputs whose values have to be positive.
+    options
+        Scalars after the arrays of a call, with their defaults (``...`` for those that have none).
+    saves
+        What the forward pass saves for the backward pass, in order.
+    saved
+        Of these, the arrays that are neither inputs nor outputs: dimensions (``N`` is the product of the leading axes,
+        ``3C`` a multiple) and dtype (None: that of the call).
+    """
 
     name: str
     inputs: Mapping[str, Dims]
@@ -27,6 +47,20 @@ class OpSpec:
     dtypes: tuple[str, ...] = tuple(PRECISIONS)
     doc: str = ""
     origin: str = ""
+    indices: Mapping[str, str] = field(default_factory=dict)
+    dtype_of: Mapping[str, str] = field(default_factory=dict)
+    optional: tuple[str, ...] = ()
+    positive: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    saves: tuple[str, ...] = ()
+    saved: Mapping[str, tuple[Dims, str | None]] = field(default_factory=dict)
+
+    @property
+    def letters(self) -> tuple[str, ...]:
+        """The sizes that the layer is made with: those of its parameters, in the order in which arrays name them."""
+        own = {letter for dims in self.parameters.values() for letter in dims}
+        named = (letter for dims in (*self.inputs.values(), *self.parameters.values()) for letter in dims)
+        return tuple(dict.fromkeys(letter for letter in named if letter in own))
 
 
 class Parameter(Tensor):
@@ -58,7 +92,7 @@ class Layer:
         self._parameters: dict[str, Parameter] = {}
         self._layers: dict[str, Layer] = {}
         self._lock = threading.Lock()
-        data = like.data if isinstance(like, Tensor) else like
+        data = like.data if isinstance(like, Tensor) else as_array(like, "like", type(self).__name__)
         self._place: Place | None = None if data is None else place_of(data, "like")
         self._dtype: np.dtype[Any] | None = None if dtype is None else precision_dtype(dtype)
         if self._dtype is None and data is not None and data.dtype in FLOATING:
@@ -135,7 +169,7 @@ class Layer:
         """Check the inputs against the parameters, or place the parameters."""
         array = dtype = None
         for value in inputs:
-            data = value.data if isinstance(value, Tensor) else value
+            data = value.data if isinstance(value, Tensor) else as_array(value, "input", type(self).__name__)
             if is_array(data):
                 array = data if array is None else array
                 if data.dtype in FLOATING:
@@ -181,7 +215,7 @@ def _target(like: Any) -> tuple[Place | None, np.dtype[Any] | None]:
         if backend not in ("cpu", "cuda") or (device and not device.isdecimal()):
             raise TypeError(f"{like!r} is no place; it is an array, 'cpu', 'cuda' or 'cuda:1'")
         return Place(backend, int(device or 0)), None
-    data = like.data if isinstance(like, Tensor) else like
+    data = like.data if isinstance(like, Tensor) else as_array(like, "like")
     return place_of(data, "like"), data.dtype if data.dtype in FLOATING else None
 
 

@@ -47,12 +47,68 @@ def take_like(op: str, name: str, array: Any, shape: tuple[int, ...], like_name:
     return contiguous(array)
 
 
-def rows(op: str, name: str, array: Any) -> tuple[int, int]:
-    """Return the number of rows and their length, leading axes taken together. Raises ValueError for no axes."""
-    if array.ndim == 0:
-        raise ValueError(f"{op}: `{name}` has no axes; at least one is needed")
-    width = array.shape[-1]
-    return math.prod(array.shape[:-1]), width
+def take_indices(op: str, name: str, array: Any, shape: tuple[int, ...], below: int, like_name: str, like: Any) -> Any:
+    """Return an input of indices as a contiguous int32 array of a shape, on the place of another.
+
+    Raises TypeError for what holds no integers or is elsewhere, ValueError for another shape, and IndexError, naming
+    the first, for an index that is negative or not below ``below``. On CUDA that look waits for the device; it is left
+    out while a graph is captured.
+    """
+    place, like_place = place_of(array, name, op), place_of(like, like_name, op)
+    if place != like_place:
+        raise TypeError(f"{op}: `{name}` is on {place}, `{like_name}` on {like_place}; move one of them")
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{op}: `{name}` is {array.dtype}; integers are taken")
+    if array.shape != shape:
+        raise ValueError(f"{op}: `{name}` has shape {array.shape}; {shape} is needed")
+    if array.size and not _backend_of(array).is_capturing():
+        # One value to wait for: negative ones are large where they are read without a sign.
+        unsigned = array.view(f"u{array.dtype.itemsize}") if array.flags.c_contiguous else array.astype(np.uint64)
+        if int(unsigned.max()) >= below:
+            raise IndexError(_wrong_index(op, name, array, below))
+    return contiguous(array if array.dtype == np.int32 else array.astype(np.int32))
+
+
+def _wrong_index(op: str, name: str, array: Any, below: int) -> str:
+    values = array if isinstance(array, np.ndarray) else array.get()
+    place = tuple(int(axis[0]) for axis in np.nonzero((values < 0) | (values >= below)))
+    return f"{op}: `{name}` has {int(values[place])} at {place}; it is to be at least 0 and below {below}"
+
+
+def rows(op: str, name: str, array: Any, axes: int = 1) -> tuple[int, ...]:
+    """Return the number of rows, leading axes taken together, and the lengths of the last ``axes`` axes.
+
+    Raises ValueError for an array that has fewer.
+    """
+    if not hasattr(array, "ndim"):
+        place_of(array, name, op)
+    if array.ndim < axes:
+        has, wanted = ("no axes" if array.ndim == 0 else f"shape {array.shape}"), ("one" if axes == 1 else str(axes))
+        raise ValueError(f"{op}: `{name}` has {has}; at least {wanted} {'is' if axes == 1 else 'are'} needed")
+    shape = array.shape
+    return math.prod(shape[:-axes]), *shape[-axes:]
+
+
+def length(op: str, name: str, array: Any, axis: int, axes: int) -> int:
+    """Return the length of an axis of an array that has so many. Raises ValueError for one with more or fewer."""
+    place_of(array, name, op)
+    if array.ndim != axes:
+        raise ValueError(f"{op}: `{name}` has shape {array.shape}; {axes} axes are needed")
+    size: int = array.shape[axis]
+    return size
+
+
+def part(op: str, name: str, size: int, factor: int, letter: str) -> int:
+    """Return the ``factor``th part of an axis. Raises ValueError where it cannot be divided."""
+    if size % factor:
+        raise ValueError(f"{op}: the last axis of `{name}` is {size} long; {factor} {letter} is needed")
+    return size // factor
+
+
+def require(op: str, condition: bool, text: str, **values: Any) -> None:
+    """Raise ValueError, with the condition's text and the values in it, unless it holds."""
+    if not condition:
+        raise ValueError(f"{op} needs {text}, but {', '.join(f'{name} = {value!r}' for name, value in values.items())}")
 
 
 def contiguous(array: Any) -> Any:
@@ -86,6 +142,13 @@ def zeros(shape: tuple[int, ...], dtype: np.dtype[Any], like: Any) -> Any:
     return result
 
 
+def ones(shape: tuple[int, ...], dtype: np.dtype[Any], like: Any) -> Any:
+    """Return ones on the place of another array."""
+    result = empty(shape, dtype, like)
+    result[...] = 1
+    return result
+
+
 def zeros_like(array: Any) -> Any:
     """Return zeros of the same shape, dtype and place."""
     return zeros(array.shape, array.dtype, array)
@@ -102,9 +165,56 @@ def copy(array: Any) -> Any:
     return result
 
 
+def put(buffer: Any, array: Any, shape: tuple[int, ...]) -> None:
+    """Write an array to the beginning of a flat buffer, laid out as ``shape``: zeros where the array is shorter.
+
+    Leading axes of the array are taken together, so that it has as many axes as ``shape``.
+    """
+    view = buffer[: math.prod(shape)].reshape(shape)
+    values = array.reshape(shape[0], *array.shape[1 - len(shape) :])
+    if values.shape != shape:
+        view[...] = 0
+    view[tuple(map(slice, values.shape))] = values
+
+
+def padded(array: Any, shape: tuple[int, ...]) -> Any:
+    """Return a new array of a shape, with zeros where the array is shorter; see `put`."""
+    result = empty((math.prod(shape),), array.dtype, array)
+    put(result, array, shape)
+    return result.reshape(shape)
+
+
+def cropped(array: Any, shape: tuple[int, ...]) -> Any:
+    """Return the beginning of each axis of an array in a shape whose leading axes its first one stands for."""
+    if array.size == math.prod(shape):
+        return array.reshape(shape)
+    corner = (slice(None), *map(slice, shape[1 - array.ndim :]))
+    return array[corner].reshape(shape)
+
+
+def scale(array: Any, factor: Any) -> None:
+    """Multiply an array by a number or by a 0-d array, in place."""
+    array[...] = array * factor
+
+
+def softmax_gradient(out: Any, dout: Any) -> Any:
+    """Return the gradient of what a softmax over the last axis was computed of, in float32 arithmetic.
+
+    ``out`` and ``dout`` are arrays of one shape; the result has their dtype. llm.c has no kernel for it.
+    """
+    product = as_float32(out) * as_float32(dout)
+    gradient = product - as_float32(out) * product.sum(axis=-1, keepdims=True)
+    return cast(gradient, dout)
+
+
 def as_float32(array: Any) -> Any:
     """Return the array in float32; the same one where it is."""
     return array if array.dtype == _FLOAT32 else array.astype(_FLOAT32)
+
+
+def as_type(array: Any, dtype: np.dtype[Any]) -> Any:
+    """Return the array in a dtype; the same one where it is."""
+    return array if array.dtype == dtype else array.astype(dtype)
 
 
 def cast(array: Any, like: Any) -> Any:

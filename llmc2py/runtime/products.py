@@ -139,9 +139,15 @@ def gelu_slope(xp: Any, x: Any) -> Any:
 def _cuda_step(gemm: Gemm, blas: Cublas, lt: Any, device: int) -> Step:
     """Let cuBLASLt do it in one call where nvmath-python binds it (``lt``), else cuBLAS and, for epilogues, CuPy."""
     otherwise = _cublas_step(gemm, blas)
-    if lt is None or not (gemm.alpha and gemm.k):
+    if lt is None or not (gemm.alpha and gemm.k) or _is_coarse(gemm):
         return otherwise
     return lt_step(gemm, blas.cupy, lt, device, otherwise)
+
+
+def _is_coarse(gemm: Gemm) -> bool:
+    """Whether cuBLASLt's own epilogue is less exact than the result's type (seen on an H200): fast tanh, half sums."""
+    name = gemm.epilogue.name
+    return name == "DGELU_BGRAD" or (name == "DGELU" and gemm.d.dtype == "CUDA_R_32F")
 
 
 def _cublas_step(gemm: Gemm, blas: Cublas) -> Step:

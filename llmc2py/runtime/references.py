@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from llmc2py.runtime.layer import Dims
+from llmc2py.runtime.layer import OpSpec
 
 Arrays = dict[str, Any]
 #: Rounds a value that a kernel keeps in the storage precision before it goes on with it.
@@ -41,7 +43,9 @@ class Reference:
     Both take ``stored`` too, the rounding (none by default) of what the kernels keep in the storage precision and then
     go on with, so that a reference can follow a kernel of any precision closely.
 
-    ``reduction`` is the letter of the axis that sums run over, if there is one.
+    ``reduction`` are the letters of the axes that sums run over. ``cases`` are the sizes to verify on (leading axes,
+    and letters and options by name), if not the usual ones; ``stochastic`` names the arrays whose gradients are rounded
+    at random. Options are passed by name to both passes.
     """
 
     op: str
@@ -49,22 +53,28 @@ class Reference:
     forward: Callable[..., Arrays]
     backward: Callable[..., Arrays] | None
     c: tuple[CReference, ...] = ()
-    reduction: str | None = None
+    reduction: tuple[str, ...] = ()
+    cases: tuple[tuple[tuple[int, ...], Mapping[str, Any]], ...] = ()
+    stochastic: tuple[str, ...] = ()
+
+    def bound(self, options: Mapping[str, Any]) -> Reference:
+        """Return the reference with options filled in."""
+        if not options:
+            return self
+        backward = None if self.backward is None else functools.partial(self.backward, **options)
+        return dataclasses.replace(self, forward=functools.partial(self.forward, **options), backward=backward)
 
 
 @dataclass(frozen=True)
 class Check:
-    """An op without a layer, whose launchers are checked: its arrays by letters, and the sizes to run them on.
+    """The sizes that variants of an op are run on, expressions by letter, which may name ``block_size``.
 
-    ``sizes`` are expressions by letter, which may name ``block_size``. ``below`` names the int32 inputs and the letter
-    that their values are below, ``positive`` those whose values have to be so.
+    ``lead`` are the letters of the leading axes. ``spec`` describes an op without a layer.
     """
 
-    inputs: Mapping[str, Dims]
-    outputs: Mapping[str, Dims]
     sizes: Mapping[str, str]
-    below: Mapping[str, str] = field(default_factory=dict)
-    positive: tuple[str, ...] = ()
+    spec: OpSpec | None = None
+    lead: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

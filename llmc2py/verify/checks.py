@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +17,9 @@ from llmc2py.runtime.dtypes import PRECISIONS
 from llmc2py.runtime.errors import ToolMissingError
 from llmc2py.runtime.layer import Layer, OpSpec, Parameter
 from llmc2py.runtime.references import Reference
-from llmc2py.verify.cases import Arrays, Case, gradient_values, input_values, letters_of, parameter_values
+from llmc2py.verify.cases import Arrays, Case, dtype_of, gradient_values, input_values, parameter_values
 from llmc2py.verify.layouts import LAYOUTS, PARAMETER_LAYOUTS, Snapshot, as_numpy
-from llmc2py.verify.oracles import Expected, expected_gradients, expected_outputs
+from llmc2py.verify.oracles import Expected, bound, expected_gradients, expected_outputs
 from llmc2py.verify.rows import VerifyRow, worst_of
 from llmc2py.verify.tolerance import Comparison, half_spacing
 
@@ -61,17 +62,21 @@ class Subject:
         return dtype
 
     def place(self, values: Mapping[str, NDArray[Any]]) -> Device:
-        """Return float64 values as arrays of the precision on the backend."""
-        return {name: self.xp.asarray(array.astype(self.dtype)) for name, array in values.items()}
+        """Return values as arrays on the backend: of the precision, or of their own dtype."""
+        dtypes = {name: dtype_of(self.spec, name, self.dtype) for name in values}
+        return {
+            name: self.xp.asarray(array if array.dtype.kind == "i" else array.astype(dtypes[name]))
+            for name, array in values.items()
+        }
 
     def new_layer(self, case: Case) -> Layer:
         """Return a layer whose parameters lie where the arrays will."""
         options: dict[str, Any] = {}
         if self.spec.parameters:
             options = {"dtype": self.precision, "like": self.xp.zeros((1,), self.dtype)}
-        parameters = dict.fromkeys(letter for dims in self.spec.parameters.values() for letter in dims)
-        sizes = [case.sizes[letter] for letter in letters_of(self.spec) if letter in parameters]
-        return self.layer(*sizes, **options)
+        given = {name: case.sizes.get(name) for name, default in self.spec.options.items() if default is ...}
+        sizes = [case.sizes[letter] for letter in self.spec.letters]
+        return self.layer(*sizes, **{**given, **case.options, **options})
 
 
 @dataclass
@@ -99,12 +104,13 @@ class CaseCheck:
     """The checks of one case. Every method is one row of the table."""
 
     def __init__(self, subject: Subject, case: Case, layer: Layer) -> None:
-        self.subject, self.case, self.layer = subject, case, layer
+        self.case, self.layer = case, layer
+        self.subject = subject = dataclasses.replace(subject, reference=bound(subject.reference, subject.spec, case))
         spec, dtype = subject.spec, subject.dtype
         layer.zero_grad()
-        initial = {
-            name: float(np.mean(as_numpy(getattr(subject.new_layer(case), name).data))) for name in spec.parameters
-        }
+        new = subject.new_layer(case)
+        self.names = [name for name in spec.parameters if getattr(new, name) is not None]
+        initial = {name: float(np.mean(as_numpy(getattr(new, name).data))) for name in self.names}
         self.parameters = parameter_values(spec, case, dtype, initial)
         self.values = input_values(spec, case, dtype)
         self.incoming = gradient_values(spec, case, dtype)
@@ -167,7 +173,8 @@ class CaseCheck:
             _Join.apply(*(outputs[name] for name in incoming), *incoming.values()).backward()
 
     def _gradients(self, run: Run) -> Arrays:
-        return run.gradient_arrays([*self.subject.spec.inputs, *self.subject.spec.parameters])
+        inputs = [name for name in self.subject.spec.inputs if name not in self.subject.spec.indices]
+        return run.gradient_arrays([*inputs, *self.names])
 
     def _expected_gradients(self, inputs: Arrays, incoming: Arrays) -> Expected:
         subject = self.subject
@@ -179,16 +186,22 @@ class CaseCheck:
         """The gradients of the case's own values."""
         return self._expected_gradients(self.values, self.incoming)
 
+    @functools.cached_property
+    def expected_outputs(self) -> Expected:
+        """The outputs of the case's own values."""
+        return self._expected_outputs(self.values)
+
     def _expected_outputs(self, inputs: Arrays) -> Expected:
         subject = self.subject
-        return expected_outputs(subject.reference, {**inputs, **self.parameters}, subject.dtype, self.case)
+        given = {**inputs, **self.parameters}
+        return expected_outputs(subject.reference, subject.spec, given, subject.dtype, self.case)
 
     # --- the checks
 
     def forward(self) -> Verdict:
         """Compare all outputs."""
         run = self.run(self.subject.place(self.values))
-        return worst_of(self._expected_outputs(self.values).compared(run.output_arrays()))
+        return worst_of(self.expected_outputs.compared(run.output_arrays()))
 
     def backward(self) -> Verdict:
         """Compare the gradients of all inputs and parameters."""
@@ -198,7 +211,7 @@ class CaseCheck:
     def unchanged(self) -> Verdict:
         """Look at every byte of inputs, parameters, incoming gradients and outputs after both passes."""
         inputs, incoming = self.subject.place(self.values), self.subject.place(self.incoming)
-        own = {name: getattr(self.layer, name).data for name in self.subject.spec.parameters}
+        own = {name: getattr(self.layer, name).data for name in self.names}
         before = Snapshot({**inputs, **own, **{f"the gradient of {name}": array for name, array in incoming.items()}})
         run = self.run(inputs)
         outputs = Snapshot({name: tensor.data for name, tensor in run.outputs.items()})
@@ -221,7 +234,7 @@ class CaseCheck:
             values[name] = present[name].astype(np.float64) + value
             size = np.abs(values[name]) + added.allowed[name]
             allowed[name] = added.allowed[name] + _ACCUMULATED_ROUNDING * half_spacing(size, self.subject.dtype)
-        return Expected(values, allowed)
+        return Expected(values, allowed, added.kept)
 
     def layout(self, kind: str) -> Verdict:
         """Run on arrays that do not lie packed, and compare with the reference of the same values."""
@@ -230,15 +243,17 @@ class CaseCheck:
         values = {name: _repeated(array) if repeat else array for name, array in self.values.items()}
         grads = {name: _repeated(array) if repeat else array for name, array in self.incoming.items()}
         inputs = {name: lay_out(self.subject.xp, array) for name, array in self.subject.place(values).items()}
-        incoming = {name: lay_out(self.subject.xp, array) for name, array in self.subject.place(grads).items()}
+        placed = self.subject.place(grads)
+        incoming = {name: lay_out(self.subject.xp, array) if array.ndim else array for name, array in placed.items()}
         packed = self.subject.place(self.parameters)
         if kind in PARAMETER_LAYOUTS:
             self.set_parameters({name: lay_out(self.subject.xp, array) for name, array in packed.items()})
         before = Snapshot({**inputs, **{f"the gradient of {name}": array for name, array in incoming.items()}})
         try:
             run = self.run(inputs, incoming)
-            compared = self._expected_outputs(values).compared(run.output_arrays())
-            gradients = self._expected_gradients(values, grads).compared(self._gradients(run))
+            outputs = self._expected_outputs(values) if repeat else self.expected_outputs
+            expected = self._expected_gradients(values, grads) if repeat else self.expected
+            compared, gradients = outputs.compared(run.output_arrays()), expected.compared(self._gradients(run))
         finally:
             self.set_parameters(packed)
         changed = before.changed()
@@ -257,7 +272,9 @@ class CaseCheck:
         left = dict(spec.outputs)
         chosen: dict[str, str] = {}
         for name, dims in spec.inputs.items():
-            fitting = [output for output, given in left.items() if given == dims]
+            if name in spec.indices:
+                continue
+            fitting = [output for output, given in left.items() if given == dims and output not in spec.dtype_of]
             if fitting:
                 chosen[name] = fitting[0]
                 del left[fitting[0]]
@@ -291,11 +308,11 @@ class CaseCheck:
 def _both_uses(first: Expected, second: Expected, subject: Subject) -> Expected:
     """Return the gradients of the first use's inputs, and of parameters over both uses."""
     values, allowed = dict(first.values), dict(first.allowed)
-    for name in subject.spec.parameters:
+    for name in subject.spec.parameters.keys() & first.values.keys():
         values[name] = first.values[name] + second.values[name]
         sum_rounding = _ACCUMULATED_ROUNDING * half_spacing(np.abs(values[name]), subject.dtype)
         allowed[name] = first.allowed[name] + second.allowed[name] + sum_rounding
-    return Expected(values, allowed)
+    return Expected(values, allowed, first.kept)
 
 
 def _unchanged(changed: Sequence[str]) -> Verdict:
@@ -308,14 +325,16 @@ def _titled(comparisons: Mapping[str, Comparison]) -> dict[str, Comparison]:
 
 
 def _repeated(array: NDArray[Any]) -> NDArray[Any]:
+    if not array.ndim:
+        return array
     return np.broadcast_to(array[:1], array.shape).copy()
 
 
 def check_layer(subject: Subject, cases: Sequence[Case]) -> Iterator[VerifyRow]:
     """Run every case; cases with the same letters share one layer, so that shapes change between its calls."""
-    layers: dict[tuple[tuple[str, int], ...], Layer] = {}
+    layers: dict[tuple[tuple[str, Any], ...], Layer] = {}
     for case in cases:
-        key = tuple(case.sizes.items())
+        key = (*case.sizes.items(), *case.options.items())
         if key not in layers:
             layers[key] = subject.new_layer(case)
         yield from CaseCheck(subject, case, layers[key]).rows()

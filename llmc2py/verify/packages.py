@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 
 from llmc2py.diagnostics import UsageError
-from llmc2py.runtime.layer import Layer
+from llmc2py.runtime.layer import Layer, OpSpec
 from llmc2py.runtime.references import Check, Reference, Variant
 
 
@@ -36,6 +36,12 @@ class Package:
         prefix = f"{self.module.__name__}."
         names = sorted(info.name for info in pkgutil.walk_packages(self.module.__path__, prefix))
         return [importlib.import_module(name) for name in names]
+
+    def spec_of(self, name: str) -> OpSpec | None:
+        """Return the description of an op, by its own name or that of its layer; None where there is none."""
+        specs = {layer: one.spec for layer, one in self.layers.items()}
+        specs |= {one.spec.name: one.spec for one in self.layers.values() if one.spec is not None}
+        return specs[name] if name in specs else self.checks[name].spec if name in self.checks else None
 
     def name_of(self, module: ModuleType) -> str:
         """Return a module's name within the package."""

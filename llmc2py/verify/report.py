@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import functools
 import importlib
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +17,7 @@ from llmc2py.runtime.poison import poisoned_arrays
 from llmc2py.runtime.references import Reference
 from llmc2py.verify.cases import Case, cases_for
 from llmc2py.verify.checks import Subject, check_layer
-from llmc2py.verify.oracles import check_c_references, check_derivative
+from llmc2py.verify.oracles import bound, check_c_references, check_derivative
 from llmc2py.verify.packages import Package, load_package
 from llmc2py.verify.rows import VerifyRow
 from llmc2py.verify.variants import variant_subjects, variant_task
@@ -80,7 +79,10 @@ def verify_package(
     xp = importlib.import_module("cupy" if place == "cuda" else "numpy")
     if cases is None:
         multiprocessors = backend_named(place).properties(0).multiProcessorCount
-        cases = functools.partial(cases_for, multiprocessors=multiprocessors)
+
+        def cases(spec: OpSpec) -> list[Case]:
+            return cases_for(spec, loaded.references.get(spec.name), multiprocessors)
+
     names = _chosen(loaded, only, package)
     tasks = [task for name in names if name in loaded.layers for task in _tasks(loaded, name, xp, precisions, cases)]
     if variants:
@@ -131,7 +133,7 @@ def _chosen(package: Package, only: Sequence[str], given: str) -> list[str]:
         spec = package.layers[name].spec if name in package.layers else None
         return any(fnmatch.fnmatchcase(one, pattern) for one in (name, spec.name if spec else name))
 
-    names = [*package.layers, *package.checks]
+    names = [*package.layers, *(name for name, check in package.checks.items() if check.spec is not None)]
     known = ", ".join(names) or "none"
     for pattern in only:
         if not any(is_named(pattern, name) for name in names):
@@ -183,9 +185,10 @@ def _reference_rows(
         if not 0 < case.rows * max(case.sizes.values(), default=1) <= _REFERENCE_SIZE:
             continue
         try:
-            derivative = check_derivative(name, spec, reference, case)
+            own = bound(reference, spec, case)
+            derivative = check_derivative(name, spec, own, case)
             rows += [derivative] if derivative else []
-            rows += check_c_references(name, spec, reference, package.folder, case)
+            rows += check_c_references(name, spec, own, package.folder, case)
         except ToolMissingError:
             raise
         except Exception as fault:

@@ -113,7 +113,7 @@ def pass_through(layer, cupy, x):
 def test_every_operation_goes_to_the_current_stream(built):
     import cupy
 
-    layer = built["layers"].Affine(3, like=cupy.zeros(1))
+    layer = built["layers"].Affine(3, like=cupy.zeros(1, np.float32))
     fill_late = built["affine"].fill_late
     x = cupy.ones((2, 3), np.float32)
     pass_through(layer, cupy, x)
@@ -139,7 +139,7 @@ def test_a_layer_runs_on_the_device_of_its_arrays(built):
     if cupy.cuda.runtime.getDeviceCount() < 2:
         pytest.skip("one GPU alone")
     with cupy.cuda.Device(1):
-        layer = built["layers"].Affine(3, like=cupy.zeros(1))
+        layer = built["layers"].Affine(3, like=cupy.zeros(1, np.float32))
         x = cupy.arange(6, dtype=np.float32).reshape(2, 3)
     with cupy.cuda.Device(0):
         tensor = Tensor(x)

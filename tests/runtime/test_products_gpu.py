@@ -153,6 +153,7 @@ def test_a_product_is_captured_after_a_first_call(name: str, one_call: None) -> 
     arrays = lt_arrays(7, dtype, 96, 128, 64, 1)
     for array, other in zip(arrays, others, strict=True):
         other.set(array)
+    importlib.import_module("cupy").cuda.Device().synchronize()
     graph.launch(stream)
     stream.synchronize()
     call(*arrays)

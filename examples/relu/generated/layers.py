@@ -26,6 +26,7 @@ class ReLU(Layer):
         name="relu",
         inputs={"inp": ("...",)},
         outputs={"out": ("...",)},
+        saves=("out",),
         dtypes=("float32",),
         origin="relu.cu:4",
     )

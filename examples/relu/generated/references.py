@@ -35,6 +35,6 @@ REFERENCES = {
         relu_forward,
         relu_backward,
         (),
-        None,
+        reduction=(),
     ),
 }

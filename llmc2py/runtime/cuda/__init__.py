@@ -3,7 +3,7 @@
 The module fulfils ``runtime.backends.Backend``. ``compile_cubin`` needs NVRTC but no GPU and no driver.
 """
 
-from llmc2py.runtime.cuda.device import current_stream, empty, kernel, memcpy, memset, properties
+from llmc2py.runtime.cuda.device import current_stream, empty, is_capturing, kernel, memcpy, memset, properties
 from llmc2py.runtime.cuda.nvrtc import CompiledCubin, compile_cubin
 from llmc2py.runtime.cuda.toolkit import Toolkit, ToolkitMismatchError, find_toolkit
 
@@ -17,6 +17,7 @@ __all__ = [
     "current_stream",
     "empty",
     "find_toolkit",
+    "is_capturing",
     "kernel",
     "memcpy",
     "memset",

@@ -12,6 +12,7 @@ from typing import Any
 
 from llmc2py.runtime.backends import DeviceProperties, Dim3
 from llmc2py.runtime.cuda import nvrtc, toolkit
+from llmc2py.runtime.cuda.allocation import has_allocator
 from llmc2py.runtime.errors import LaunchError, ToolMissingError
 from llmc2py.runtime.source import KernelRequest
 
@@ -105,16 +106,21 @@ def memcpy(target: int, source: int, nbytes: int, stream: int) -> None:
 def empty(shape: tuple[int, ...], dtype: Any) -> Any:
     """Return a new contiguous CuPy array on the current device (CuPy's pool aligns to 512 bytes).
 
-    Raises RuntimeError while the current stream is being captured into a graph: the graph would go on using memory that
-    the pool gives to others.
+    Raises RuntimeError while the current stream is being captured into a graph, unless an `allocator` is set: the graph
+    would go on using memory that the pool gives to others.
     """
     cuda = _cuda()
-    if _is_capturing(cuda):
+    if not has_allocator() and _is_capturing(cuda):
         raise RuntimeError(
             "an array would be allocated while the current stream is captured into a CUDA graph: allocate outputs "
             "before the capture and pass them in"
         )
     return cuda.cupy.ndarray(shape, dtype)
+
+
+def is_capturing() -> bool:
+    """Return whether the current stream is being captured into a graph."""
+    return _is_capturing(_cuda())
 
 
 def _is_capturing(cuda: _Cuda) -> bool:

@@ -24,6 +24,7 @@ __all__ = [
     "checking",
     "current_stream",
     "empty",
+    "is_capturing",
     "is_checking",
     "kernel",
     "memcpy",
@@ -64,6 +65,11 @@ def properties(device: int) -> DeviceProperties:
 def current_stream() -> int:
     """Return 0: kernels run before their launch returns."""
     return 0
+
+
+def is_capturing() -> bool:
+    """Return False: there are no graphs on the CPU."""
+    return False
 
 
 def memset(pointer: int, value: int, nbytes: int, stream: int) -> None:
