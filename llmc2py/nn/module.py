@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar, cast
 
 import numpy as np
 
 from llmc2py.nn.state import load_state_dict, state_dict
 from llmc2py.runtime import Layer
+
+
+L = TypeVar("L", bound=Layer)
 
 
 class Module(Layer):
@@ -28,19 +31,19 @@ class Module(Layer):
         return self
 
 
-class ModuleList(Module):
+class ModuleList(Module, Generic[L]):
     """Layers in a row, named by their position: ``"0"``, ``"1"`` …
 
     It is not called itself: go through it and call the layers.
     """
 
-    def __init__(self, layers: Iterable[Layer] = ()) -> None:
+    def __init__(self, layers: Iterable[L] = ()) -> None:
         super().__init__()
         self._length = 0
         for layer in layers:
             self.append(layer)
 
-    def append(self, layer: Layer) -> None:
+    def append(self, layer: L) -> None:
         """Add a layer at the end. Raises TypeError for what is no layer."""
         if not isinstance(layer, Layer):
             raise TypeError(f"a ModuleList holds layers, not a {type(layer).__name__}")
@@ -50,11 +53,11 @@ class ModuleList(Module):
     def __len__(self) -> int:
         return self._length
 
-    def __iter__(self) -> Iterator[Layer]:
-        return iter(self._layers.values())
+    def __iter__(self) -> Iterator[L]:
+        return iter(cast("dict[str, L]", self._layers).values())
 
-    def __getitem__(self, index: int) -> Layer:
+    def __getitem__(self, index: int) -> L:
         position = index + self._length if index < 0 else index
         if not 0 <= position < self._length:
             raise IndexError(f"layer {index} of a ModuleList of {self._length}")
-        return self._layers[str(position)]
+        return cast("L", self._layers[str(position)])
