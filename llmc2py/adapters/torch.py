@@ -294,6 +294,16 @@ class Operator:
         return [one.to(wanted) if one is not None and one.dtype in _WIDTH else one for one in arrays]
 
 
+class Module(torch.nn.Module):  # type: ignore[misc]
+    """Base of generated modules: its representation shows the shapes of its parameters and its options."""
+
+    def extra_repr(self) -> str:
+        """Return shapes and options."""
+        shown = [f"{name}={tuple(one.shape)}" for name, one in self.named_parameters(recurse=False)]
+        shown += [f"{name}={value!r}" for name, value in vars(self).items() if name[0] != "_" and name != "training"]
+        return ", ".join(shown)
+
+
 def parameter(init: str, shape: Sequence[int], dtype: Any = None, device: Any = None) -> Any:
     """Return an ``nn.Parameter`` that starts as ``ones``, ``zeros`` or ``normal`` (GPT-2's deviation of 0.02).
 

@@ -20,11 +20,13 @@ def emit_torch(plan: PackagePlan) -> dict[str, str]:
     layers = [_layer(module, module.op) for module in plan.ops if module.op is not None]
     if not layers:
         return {}
-    has_parameters = any(layer["op"].parameters for layer in layers)
+    parameters = [one for layer in layers for one in layer["op"].parameters]
+    has_parameters, has_optional = bool(parameters), any(one.optional for one in parameters)
     values = {
         "layers": layers,
         "has_parameters": has_parameters,
-        "adapters": ["Operator", *(["parameter"] if has_parameters else [])],
+        "adapters": ["Module", "Operator", *(["parameter"] if has_parameters else [])],
+        "torch": ["Tensor", *(["nn"] if has_optional else [])],
         "exports": sorted((name for layer in layers for name in (layer["op"].layer, layer["op"].name)), key=_order),
     }
     return {_FILE: render.render_file("torch_layers.py.j2", values)}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import pathlib
+import pickle
 import re
 import sys
 import types
@@ -340,11 +342,26 @@ def test_a_model_learns(package: Any, device: str) -> None:
 def test_modules_keep_state_dtype_and_device(package: Any, device: str) -> None:
     linear = package.Linear(8, 4, bias=False, dtype=torch.bfloat16, device=device)
     assert (linear.weight.dtype, linear.weight.device.type, linear.bias) == (torch.bfloat16, device, None)
+    assert repr(linear) == "Linear(weight=(4, 8), bias=None)"
+    assert repr(package.Attention(2)) == "Attention(NH=2, implementation='llmc')"
     norm = package.LayerNorm(8)
     assert list(norm.state_dict()) == ["weight", "bias"]
     other = package.LayerNorm(8).to(device, torch.float16)
     other.load_state_dict({"weight": torch.full((8,), 2.0), "bias": torch.ones(8)})
     assert torch.equal(other(torch.zeros(1, 8, device=device).half()), torch.ones(1, 8, device=device).half())
+
+
+def test_modules_do_what_modules_do(package: Any) -> None:
+    model = torch.nn.Sequential(package.LayerNorm(8), package.GeLU())
+    x = torch.randn(4, 8, requires_grad=True)
+    y = model(x)
+    (wanted,) = torch.autograd.grad(y.sum(), x)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(other(x), y)
+    with torch.inference_mode():
+        assert torch.equal(model(x), y)
+    again = torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)
+    torch.testing.assert_close(torch.autograd.grad(again.sum(), x)[0], wanted)
 
 
 # --- compilers
