@@ -10,7 +10,6 @@ import numpy as np
 from llmc2py.nn.state import load_state_dict, state_dict
 from llmc2py.runtime import Layer
 
-
 L = TypeVar("L", bound=Layer)
 
 
