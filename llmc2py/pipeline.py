@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from llmc2py import __version__
 from llmc2py.caching import paused_collection
 from llmc2py.catalog import builtin_entries, builtin_replacements, read_entry
+from llmc2py.catalog.bindings import builtin_bound
 from llmc2py.diagnostics import Diagnostic, Severity, SourceSpan, UsageError
 from llmc2py.drift.record import describe, precisions_of
 from llmc2py.emit.lock import LOCK_NAME, emit_lock
@@ -59,7 +60,7 @@ def generate(
         why = "".join(f"\n{item}" for item in library.diagnostics)
         raise UsageError(f"{source}: no kernel in it{' that --only selects' if only else ''}{why}")
     with paused_collection():
-        plan, diagnostics = lower_library(library, entries, builtin_replacements())
+        plan, diagnostics = lower_library(library, entries, builtin_replacements(), builtin_bound())
         files = render_package(plan)
         for target in targets:
             files |= TARGETS[target](plan)

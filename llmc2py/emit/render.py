@@ -11,6 +11,7 @@ from typing import Any
 import jinja2
 
 from llmc2py.emit.functions import OPS, function_values, tuple_text
+from llmc2py.emit.optim import OPTIM_FILE, optim_values
 from llmc2py.emit.sources import emit_source
 from llmc2py.emit.text import WIDTH, indent, lay_out_all, plain, prose, quoted, split_arguments
 from llmc2py.ir.blas import PRODUCT_CALLS
@@ -64,6 +65,8 @@ def render_package(plan: PackagePlan) -> dict[str, str]:
     if plan.ops or plan.checks:
         files["references.py"] = _finish(_environment().get_template("references.py.j2").render(_references(plan)))
         files |= _c_sources(plan)
+    if plan.bound:
+        files[OPTIM_FILE] = _finish(_environment().get_template("optim.py.j2").render(optim_values(plan.bound)))
     packages = {
         parent.as_posix() for path in files if path.endswith(".py") for parent in pathlib.PurePosixPath(path).parents
     }

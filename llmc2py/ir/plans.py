@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmc2py.diagnostics import SourceSpan
+from llmc2py.ir.bound import BoundPlan
 from llmc2py.ir.library import Kernel, Launcher, Parameter, Reference
 
 
@@ -244,6 +245,7 @@ class PackagePlan:
     not_lowered: tuple[NotLowered, ...]
     references: dict[tuple[str, str], Reference]
     checks: tuple[CheckPlan, ...] = ()
+    bound: tuple[BoundPlan, ...] = ()
 
     @property
     def replaced(self) -> list[ReplacedLauncher]:

@@ -11,11 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from llmc2py.diagnostics import Diagnostic, Severity, SourceError, SourceSpan
+from llmc2py.ir.bound import BoundClass
 from llmc2py.ir.catalog import CatalogEntry, Replacement
 from llmc2py.ir.library import Kernel, Launcher, Library, Parameter, SourceFile
 from llmc2py.ir.names import OP_NAMES, is_reserved
 from llmc2py.ir.plans import CheckPlan, LaunchPlan, ModulePlan, NotLowered, OpPlan, PackagePlan, ReplacedLauncher
 from llmc2py.ir.types import FLOATING_TYPES, INTEGER_TYPES
+from llmc2py.lower.bound import lower_bound
 from llmc2py.lower.checks import lower_check
 from llmc2py.lower.effects import LauncherEffects
 from llmc2py.lower.launchers import STREAMS, lower_launcher
@@ -24,7 +26,7 @@ from llmc2py.lower.recipes import Callable
 
 _PRECISION_OF = {"float": "float32", "half": "float16", "bfloat16": "bfloat16"}
 #: Modules that every package may have beside those of sources and ops.
-_PACKAGE_FILES = frozenset({"__init__", "layers", "references"})
+_PACKAGE_FILES = frozenset({"__init__", "layers", "optim", "references"})
 _TEMPLATE_KINDS = frozenset({"type", "bool", *INTEGER_TYPES})
 #: What pointers point to where arrays of any dtype are taken.
 _UNTYPED = ("void", "x128", "f128")
@@ -50,10 +52,15 @@ _Lowered = LaunchPlan | NotLowered
 
 
 def lower_library(
-    library: Library, entries: Iterable[CatalogEntry], replacements: Iterable[Replacement] = ()
+    library: Library,
+    entries: Iterable[CatalogEntry],
+    replacements: Iterable[Replacement] = (),
+    bound: Iterable[BoundClass] = (),
 ) -> tuple[PackagePlan, list[Diagnostic]]:
     """Lower a whole source tree with a catalogue. What does not fit becomes a diagnostic and is left out."""
-    return _PackageLowering(library, list(entries), list(replacements)).lower()
+    plan, diagnostics = _PackageLowering(library, list(entries), list(replacements)).lower()
+    plans, said = lower_bound(plan.modules, bound)
+    return replace(plan, bound=plans), [*diagnostics, *said]
 
 
 class _PackageLowering:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmc2py.runtime import Parameter, no_grad, optim
+from llmc2py.runtime import Parameter, no_grad
 from llmc2py.runtime.dtypes import PRECISIONS
 from tests.layers.conftest import Package, to_double, to_numpy
 
@@ -41,20 +41,15 @@ class Reference:
 
 
 @pytest.fixture
-def adamw(package: Package) -> type[optim.AdamW]:
-    module = package["llmc.adamw"]
-
-    class AdamW(optim.AdamW):
-        update = module.adamw_update
-        init_from_master = module.init_from_master
-
-    return AdamW
+def adamw(package: Package) -> Any:
+    """AdamW of the committed package."""
+    return package["optim"].AdamW
 
 
 @pytest.fixture
-def norms(package: Package) -> optim.GradientNorm:
-    module = package["llmc.global_norm"]
-    return optim.GradientNorm(module.global_norm_squared, module.global_norm_aggregate_kernel)
+def norms(package: Package) -> Any:
+    """The module of the committed package, for its functions."""
+    return package["optim"]
 
 
 def drawn(xp: Any, shape: Any, dtype: Any, seed: Any) -> Any:
