@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from llmc2py.runtime import Context, Function, Tensor, ceil_div
-from llmc2py.runtime.dtypes import float32
+from llmc2py.runtime.dtypes import bfloat16, float16, float32
 from llmc2py.runtime.ops import contiguous, copy, cropped, padded, require, rows, scale, take, take_indices, zeros
 
 from .llmc.cuda_utils import global_sum_deterministic
@@ -19,7 +19,7 @@ __all__ = ["FusedClassifierFunction", "classifier"]
 Array = Any
 
 
-DTYPES = (float32,)
+DTYPES = (float32, float16, bfloat16)
 
 
 class FusedClassifierFunction(Function):

@@ -97,7 +97,7 @@ class FusedClassifier(Layer):
         options={"V": ..., "accumulation": 1, "inplace": False},
         saves=("dlogits",),
         saved={"dlogits": (("...", "Vp"), None)},
-        dtypes=("float32",),
+        dtypes=("float32", "float16", "bfloat16"),
         origin="llmc/fused_classifier.cuh:79",
     )
 
