@@ -51,7 +51,7 @@ fresh = st.from_regex(r"[a-z][a-z0-9_]{3,6}Q", fullmatch=True)
 space = st.sampled_from([" ", "\n", "  ", "\t", " /* note: x = y; */ ", " // rest of line\n"])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.lists(fresh, min_size=len(LOCALS), max_size=len(LOCALS), unique=True), st.data())
 def test_names_of_locals_comments_and_white_space_are_cosmetic(names, data):
     chosen = data.draw(st.sets(st.sampled_from(LOCALS)))
@@ -69,7 +69,7 @@ WORD = re.compile(r"[A-Za-z_]\w*|\d[\w.]*|[-+*<>=&|^!]+")
 TOKENS = [found.span() for found in WORD.finditer(KERNEL) if found.start() > 15 and found.start() not in HEADER]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.sampled_from(TOKENS), st.sampled_from(["7", "q", "shift", "row", "total", "+", "-", "n", ""]))
 def test_one_token_that_changes_is_never_cosmetic(place, other):
     start, end = place
@@ -138,7 +138,7 @@ void add_all(float* out, const float* inp, int n) {
 """
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(st.lists(fresh, min_size=4, max_size=4, unique=True))
 def test_a_tree_with_other_locals_differs_in_spelling_alone(snapshot_of_text, names):
     new = renamed(PROGRAM, dict(zip(("index", "threads", "rounds", "grid"), names, strict=True)))
