@@ -21,6 +21,8 @@ _DLPACK_VERSION = (1, 1)
 _READ_ONLY, _COPIED = 1, 2
 _BFLOAT16 = 4, 16, 1
 _KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
+#: Libraries whose arrays never change, though they do not say so where they share them.
+_IMMUTABLE = frozenset({"jax", "jaxlib"})
 #: The legacy default stream, as DLPack and CUDA name it.
 _LEGACY_STREAM = 1
 
@@ -110,7 +112,7 @@ def as_array(value: Any, name: str, callee: str = "", *, written: bool = False) 
         return value
     what = f"{callee + ': ' if callee else ''}`{name}`"
     memory = _exported(value, what)
-    if written and memory.is_read_only:
+    if written and (memory.is_read_only or _package_of(value) in _IMMUTABLE):
         raise ValueError(f"{what} is written, but its {_type_name(value)} is read-only; pass a copy")
     return _numpy_view(memory) if memory.device is None else _cupy_view(memory)
 
@@ -136,8 +138,12 @@ def _exported(value: Any, what: str) -> _Memory:
         raise TypeError(f"{what} is a {_type_name(value)} whose memory cannot be shared: {error}") from error
 
 
+def _package_of(value: Any) -> str:
+    return type(value).__module__.partition(".")[0]
+
+
 def _type_name(value: Any) -> str:
-    return f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}"
+    return f"{_package_of(value)}.{type(value).__name__}"
 
 
 # --- DLPack

@@ -119,6 +119,13 @@ def test_what_is_written_is_never_a_copy(fake: Any) -> None:
     assert not out.any()
 
 
+def test_arrays_of_libraries_that_never_change_them_are_not_written() -> None:
+    immutable = type("Array", (Exporter,), {"__module__": "jaxlib.xla"})(np.zeros(3))
+    assert as_array(immutable, "x").shape == (3,)
+    with pytest.raises(ValueError, match=r"f: `x` is written, but its jaxlib\.Array is read-only; pass a copy"):
+        as_array(immutable, "x", "f", written=True)
+
+
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
