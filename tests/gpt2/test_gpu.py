@@ -1,0 +1,118 @@
+"""GPT-2 124M on a GPU: against float64, and against PyTorch with the same weights."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from examples.gpt2.model import GPT2, GPT2_124M
+from examples.gpt2.training import Schedule, Trainer
+from tests.gpt2 import reference
+from tests.gpt2.conftest import Arrays, batch, disturb, stacked
+from tests.gpt2.test_model import Repeated, check_gradients, gradients
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
+
+T = 128
+
+
+@pytest.fixture(autouse=True)
+def _memory_is_given_back() -> Iterator[None]:
+    yield
+    importlib.import_module("cupy").get_default_memory_pool().free_all_blocks()
+
+
+@pytest.fixture
+def gpt2_torch() -> Any:
+    """The module with the model in PyTorch, float32 not rounded to TF32."""
+    torch = pytest.importorskip("torch", reason="compared with PyTorch")
+    if not torch.cuda.is_available():
+        pytest.skip("this PyTorch sees no CUDA device")
+    torch.set_float32_matmul_precision("highest")
+    yield importlib.import_module("benchmarks.gpt2_torch")
+    torch.cuda.empty_cache()
+
+
+def on_gpu(*arrays: Any) -> tuple[Any, ...]:
+    cupy = importlib.import_module("cupy")
+    return tuple(cupy.asarray(array) for array in arrays)
+
+
+def torch_gradients(gpt2_torch: Any, model: Any, tokens: Any, targets: Any) -> tuple[float, Arrays]:
+    model.zero_grad()
+    loss = model.loss(gpt2_torch.on_device(tokens, "cuda"), gpt2_torch.on_device(targets, "cuda"))
+    loss.backward()
+    return loss.item(), dict(gpt2_torch.gradients(model))
+
+
+def test_a_step_of_124m_in_float32_is_that_of_float64() -> None:
+    model = disturb(GPT2(GPT2_124M, seed=1))
+    tokens, targets = batch(GPT2_124M, 2, T)
+    expected = reference.run(stacked(model), tokens, targets, GPT2_124M.num_heads, GPT2_124M.vocab_size)
+    loss, found = gradients(model.to("cuda"), *on_gpu(tokens, targets))
+    assert loss == pytest.approx(expected.loss, rel=1e-5)
+    check_gradients(found, expected.grads)
+
+
+def test_a_step_of_124m_in_float32_is_that_of_pytorch(gpt2_torch: Any) -> None:
+    model = GPT2(GPT2_124M, seed=1)
+    tokens, targets = batch(GPT2_124M, 4, 1024)
+    expected, grads = torch_gradients(gpt2_torch, gpt2_torch.torch_copy(model, "cuda"), tokens, targets)
+    loss, found = gradients(model.to("cuda"), *on_gpu(tokens, targets))
+    assert loss == pytest.approx(expected, rel=1e-5)
+    check_gradients(found, grads)
+
+
+def test_twenty_steps_of_124m_have_the_losses_of_pytorch(gpt2_torch: Any) -> None:
+    torch = importlib.import_module("torch")
+    model = GPT2(GPT2_124M, seed=1)
+    batches = [batch(GPT2_124M, 4, 256, seed) for seed in (1, 2)]
+    schedule = Schedule(steps=20, batch=4, sequence=256, lr=3e-4, warmup=5, clip=1.0)
+    other = gpt2_torch.torch_copy(model, "cuda")
+    betas = schedule.beta1, schedule.beta2
+    optimizer = torch.optim.AdamW(other.decay_groups(schedule.weight_decay), lr=schedule.lr, betas=betas, eps=1e-8)
+    trainer = Trainer(model.to("cuda"), Repeated(*batches), schedule)
+    for number in range(20):
+        for group in optimizer.param_groups:
+            group["lr"] = schedule.lr_at(number)
+        optimizer.zero_grad()
+        loss = other.loss(*(gpt2_torch.on_device(ids, "cuda") for ids in batches[number % 2]))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(other.parameters(), schedule.clip)
+        optimizer.step()
+        assert trainer.step().loss == pytest.approx(loss.item(), abs=1e-3), f"step {number}"
+    assert trainer.losses[-1] < trainer.losses[0] - 0.5
+
+
+def deviations(found: Arrays, expected: Arrays) -> dict[str, float]:
+    """The length of what a gradient is off by, as a part of the length of the gradient."""
+    return {name: np.linalg.norm(found[name] - one) / np.linalg.norm(one) for name, one in expected.items()}
+
+
+@pytest.mark.parametrize("implementation", ["llmc", "cudnn"])
+def test_bfloat16_deviates_no_more_than_one_and_a_half_times_as_pytorch(gpt2_torch: Any, implementation: str) -> None:
+    torch = importlib.import_module("torch")
+    if implementation == "cudnn":
+        pytest.importorskip("cudnn", reason="needs nvidia-cudnn-frontend")
+    # Weights that bfloat16 holds exactly, so that both runs and float64 begin with the same.
+    model = disturb(GPT2(GPT2_124M, implementation=implementation, seed=1)).to(dtype="bfloat16")
+    other = gpt2_torch.torch_copy(model, "cuda", torch.bfloat16)
+    double = gpt2_torch.torch_copy(model, "cuda", torch.float64)
+    model.to("cuda")
+    losses: list[tuple[float, float]] = []
+    for seed in range(6):
+        tokens, targets = batch(GPT2_124M, 4, T, seed)
+        exact, expected = torch_gradients(gpt2_torch, double, tokens, targets)
+        theirs, their_gradients = torch_gradients(gpt2_torch, other, tokens, targets)
+        ours, our_gradients = gradients(model, *on_gpu(tokens, targets))
+        losses.append((ours - exact, theirs - exact))
+        limits = deviations(their_gradients, expected)
+        for name, value in deviations(our_gradients, expected).items():
+            assert value < 1.5 * limits[name], f"{name}: {value:.2e} is more than 1.5 times {limits[name]:.2e}"
+    # One loss may be right by chance, so it is the root of the mean square that is compared.
+    ours_rms, theirs_rms = (np.sqrt(np.mean(np.square(column))) for column in zip(*losses, strict=True))
+    assert ours_rms < 1.5 * theirs_rms, f"losses are off by {ours_rms:.2e}, PyTorch's by {theirs_rms:.2e}"
