@@ -43,8 +43,18 @@ def read_body(
     """Take a lowered body apart.
 
     ``names`` gives the name in the source of each kernel by its Python name, ``calls`` the launchers that are called;
-    the digest has neither, so that another name for either changes the digest of nothing.
+    the digest has neither, so that another name for either changes the digest of nothing. An expression that is too
+    deep for Python to go through is compared as it stands.
     """
+    try:
+        return _read_body(lines, parameters, names, calls)
+    except RecursionError:
+        return BodyRecord((), (), hashlib.sha256("\n".join(lines).encode()).hexdigest())
+
+
+def _read_body(
+    lines: Sequence[str], parameters: Iterable[str], names: Mapping[str, str], calls: Sequence[str]
+) -> BodyRecord:
     tree = ast.parse("\n".join(["def body():", *(f"    {line}" for line in lines or ("pass",))]))
     fixed = frozenset(parameters)
     function = tree.body[0]
@@ -161,10 +171,20 @@ def _steady(function: ast.FunctionDef) -> set[str]:
         if isinstance(owner, ast.Name) and isinstance(owner.ctx, ast.Store):
             stores[owner.id] += 1
     inner = [node for node in ast.walk(function) if isinstance(node, ast.FunctionDef) and node is not function]
-    # A function in the body sees what its names are when it is called.
+    # A function in the body sees what its names are when it is called, and a loop what they were the last time.
     seen = {node.id for one in inner for node in ast.walk(one) if isinstance(node, ast.Name)}
-    return {name for name, places in blocks.items()
-            if len(places) == 1 and stores[name] == plain[name] and (plain[name] == 1 or name not in seen)}  # fmt: skip
+    first: dict[str, ast.Name] = {}
+    for node in _in_order(function):
+        if isinstance(node, ast.Name):
+            first.setdefault(node.id, node)
+    return {
+        name
+        for name, places in blocks.items()
+        if len(places) == 1
+        and stores[name] == plain[name]
+        and (plain[name] == 1 or name not in seen)
+        and isinstance(first[name].ctx, ast.Store)
+    }
 
 
 class _Reader(ast.NodeTransformer):

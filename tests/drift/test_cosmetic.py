@@ -165,6 +165,13 @@ def test_a_local_that_branches_set_stays_a_local_and_its_name_does_not_count():
     assert body.digest != read(*lines[:2], "    g = n + 1", lines[3]).digest
 
 
+def test_what_a_loop_keeps_for_its_next_round_stays_a_local():
+    lines = ("for i in range(n):", "    if i > 0:", "        plan.launch(k, g, 32, 0, out)", "    g = i")
+    body = read(*lines)
+    assert body.launches[0].configuration == "[local1, 32]"
+    assert body.digest != read(*lines[:3], "    g = i + 1").digest
+
+
 def test_which_of_two_locals_a_launch_takes_counts():
     head = ("g, h = f(n)",)
     one = read(*head, "plan.launch(k, g, 32, 0, out)", "plan.launch(j, h, g, 0, out)")
@@ -176,3 +183,9 @@ def test_memory_that_is_taken_twice_is_not_taken_once():
     one = read("s = plan.scratch('float', n)", "plan.launch(k, 1, 1, 0, s, s)")
     other = read("s = plan.scratch('float', n)", "t = plan.scratch('float', n)", "plan.launch(k, 1, 1, 0, s, t)")
     assert one.digest != other.digest
+
+
+def test_an_expression_too_deep_to_be_taken_apart_is_compared_as_it_stands():
+    deep = [f"g = {' + '.join(['n'] * 5000)}", "plan.launch(k, g, 32, 0, out)"]
+    assert read(*deep) == read(*deep)
+    assert read(*deep).digest != read(deep[0].replace("n +", "out +", 1), deep[1]).digest
