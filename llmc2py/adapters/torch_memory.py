@@ -13,6 +13,7 @@ import torch
 
 from llmc2py.runtime.arrays import pointer_of
 from llmc2py.runtime.cuda.allocation import allocator
+from llmc2py.runtime.interop import external_stream
 
 NUMPY_DTYPES: dict[Any, np.dtype[Any]] = {
     torch.float64: np.dtype(np.float64),
@@ -100,7 +101,7 @@ class Borrowing:
             if cupy.cuda.get_current_stream().ptr == stream:
                 yield
                 return
-            with cupy.cuda.ExternalStream(stream, index) if stream else cupy.cuda.Stream.null:
+            with external_stream(stream) if stream else cupy.cuda.Stream.null:
                 yield
 
     def _allocate(self, nbytes: int) -> Any:

@@ -219,8 +219,9 @@ class _PackageLowering:
     def _lower_entry(self, entry: CatalogEntry) -> OpPlan | None:
         try:
             listed = self._listed(entry)
-            if entry.name in listed:
-                message = f"{entry.name} is a launcher or kernel of {listed[entry.name]} too: give the op another name"
+            place = listed.get(entry.name, ""), entry.name
+            if place in self.plans or place in self.replaced or self.symbols.get(place) == entry.name:
+                message = f"{entry.name} is a launcher of {place[0]} too: give the op another name"
                 raise SourceError(SourceSpan(entry.file, 1), message)
             for name in (entry.name, *(name for name, file in listed.items() if (file, name) in self.plans)):
                 if name in OP_NAMES or is_reserved(name):

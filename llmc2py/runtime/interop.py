@@ -206,6 +206,22 @@ def _dlpack_dtype(tensor: _DLTensor) -> np.dtype[Any]:
 # --- the CUDA Array Interface
 
 
+class _Handle:
+    """A stream of somebody else's, by its handle."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Return the version of the protocol and the handle."""
+        return 0, self.handle
+
+
+def external_stream(handle: int) -> Any:
+    """Return a stream of another library, on the current device, as one of CuPy's."""
+    return _cupy().cuda.Stream.from_external(_Handle(handle))
+
+
 def _from_cuda_array_interface(interface: dict[str, Any], value: Any) -> _Memory:
     if interface.get("mask") is not None:
         raise TypeError("it has a mask")
@@ -217,7 +233,7 @@ def _from_cuda_array_interface(interface: dict[str, Any], value: Any) -> _Memory
         with cupy.cuda.Device(device):
             current = cupy.cuda.get_current_stream()
             if stream != (current.ptr or _LEGACY_STREAM):
-                current.wait_event(cupy.cuda.ExternalStream(stream).record())
+                current.wait_event(external_stream(stream).record())
     strides, shape = interface.get("strides"), tuple(interface["shape"])
     strides = None if strides is None else tuple(strides)
     return _Memory(pointer, device, shape, strides, np.dtype(interface["typestr"]), bool(is_read_only), value)
@@ -291,4 +307,4 @@ def _wait(device: int, stream: int) -> None:
     with cupy.cuda.Device(device):
         current = cupy.cuda.get_current_stream()
         if (stream or _LEGACY_STREAM) != (current.ptr or _LEGACY_STREAM):
-            cupy.cuda.ExternalStream(stream).wait_event(current.record())
+            external_stream(stream).wait_event(current.record())
