@@ -56,7 +56,7 @@ def verdict(update: Update) -> str:
         return f"{len(update.failed)} of {checks} FAILED: {update.source} and {update.output} are left as they were"
     if not update.written:
         return f"{update.source}: {move}; nothing was written"
-    passed = f"{checks} passed" if update.verified else checks
+    passed = f"{checks} passed" if update.verified else "not verified" if update.unverified else checks
     return f"{update.source}: {move}; {passed}; {update.output} written"
 
 

@@ -49,7 +49,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Update:
-    """What an update found and did; ``written`` says that tree and package are the new ones."""
+    """What an update found and did; ``written`` says that tree and package are the new ones.
+
+    ``unverified`` says that the user asked to verify nothing.
+    """
 
     source: pathlib.Path
     output: pathlib.Path
@@ -63,6 +66,7 @@ class Update:
     verified: tuple[str, ...] = ()
     rows: list[VerifyRow] = field(default_factory=list)
     written: bool = False
+    unverified: bool = False
 
     @property
     def failed(self) -> list[VerifyRow]:
@@ -89,7 +93,7 @@ def update(request: Request, say: Say = lambda text: None) -> Update:
                 return found
             say(f"writing {found.output}")
             _put(checkout, move, found.output, made.files)
-            return replace(found, written=True)
+            return replace(found, written=True, unverified=request.backend is None)
 
 
 @contextmanager

@@ -297,7 +297,8 @@ def test_a_revision_is_gone_to_and_come_back_from(upstream):
     second = upstream.edit(("block_size = 128", "block_size = 256"))
     update(upstream.clone, "--rev", second, "--no-verify")
     assert upstream.state()[:2] == (second, "HEAD")
-    update(upstream.clone, "--rev", first[:10], "--no-verify")
+    text = run("update", upstream.clone, "--rev", first[:10], "--no-verify").stdout
+    assert f"{second[:12]} -> {first[:12]}; not verified; " in text
     assert upstream.state()[0] == first
     assert "128" in (upstream.package / "relu.py").read_text()
     for name in ("no-such-branch", "--upload-pack=x"):
