@@ -23,7 +23,9 @@ class OutOfMemoryError(Exception):
 
 
 class Program(Protocol):
-    """A model in training."""
+    """A model in training. ``takes_any_shape``: batches of another shape need no compiling."""
+
+    takes_any_shape: bool
 
     def step(self, tokens: Any, targets: Any) -> float:
         """Take a training step and return the loss before it; this waits for the device. Raises OutOfMemoryError."""
@@ -53,6 +55,7 @@ class Generated:
     """The model of `examples.gpt2`, trained as `examples/gpt2/train.py` does."""
 
     def __init__(self, config: GPT2Config, dtype: str, device: str, implementation: str = "llmc") -> None:
+        self.takes_any_shape = True
         model = GPT2(config, implementation=implementation).to(device, dtype=DTYPES[dtype])
         self._on_gpu = device != "cpu"
         self._given = _Given()
@@ -85,6 +88,7 @@ class Torch:
     """The same model in PyTorch: float32 parameters, bfloat16 by autocast, the fused AdamW."""
 
     def __init__(self, config: GPT2Config, dtype: str, device: str, compiled: bool = False) -> None:
+        self.takes_any_shape = not compiled
         self._torch: Any = importlib.import_module("torch")
         gpt2_torch = importlib.import_module("benchmarks.gpt2_torch")
         self._place, self._device = gpt2_torch.on_device, device

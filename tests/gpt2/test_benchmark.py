@@ -57,6 +57,7 @@ def row(program: str, B: int, ms: float) -> dict[str, Any]:
 def test_the_report_says_how_fast_and_what_failed() -> None:
     rows = [row("llmc2py", 4, 10.0), row("torch eager", 4, 15.0), row("llmc2py", 64, 100.0)]
     rows.append({"program": "torch eager", "B": 64, "T": 1024, "dtype": "bf16", "failed": "out of memory"})
+    rows[1]["host_ms"] = None
     rows[0]["kernels"] = {"a": [2, 3.0]}
     gpt2.add_rates(rows, GPT2_124M, "NVIDIA H200", "bf16")
     flops = 4 * 1024 * GPT2_124M.flops_per_token(1024)
@@ -67,6 +68,7 @@ def test_the_report_says_how_fast_and_what_failed() -> None:
     text = gpt2.markdown(report)
     assert "| 4 | llmc2py | 409,600 | 10.00 | 1.0 |" in text
     assert "| 1.50x | 2.0 |" in text
+    assert "| 4 | torch eager | 273,067 | 15.00 |  |" in text
     assert "| 64 | torch eager | out of memory |" in text
     assert "| `a` | 2 | 3.000 | 100.0% |" in text
 
