@@ -13,6 +13,7 @@ import numpy as np
 
 from llmc2py.runtime.autograd import Tensor
 from llmc2py.runtime.csemantics import c_float
+from llmc2py.runtime.cuda.graphs import refuse_capture_of
 from llmc2py.runtime.gradnorm import ClippedNorm, GradientNorm
 from llmc2py.runtime.moments import Moments, StepScalars
 
@@ -114,8 +115,11 @@ class AdamW:
         `GradientNorm.clip_global_norm` gives a ``grad_scale`` that clips. Gradients are not written.
 
         Raises ValueError for a ``grad_scale``, or settings, that are out of range or not finite; TypeError and
-        ValueError for gradients that do not fit their parameters. No parameter has been changed then.
+        ValueError for gradients that do not fit their parameters; RuntimeError while a CUDA graph is captured, as each
+        step has numbers of its own. No parameter has been changed then.
         """
+        present = (parameter.grad for parameter in self.parameters if parameter.grad is not None)
+        refuse_capture_of(next(present, None), "AdamW.step gives each step other numbers, which no graph can repeat")
         if not math.isfinite(grad_scale):
             raise ValueError(
                 f"AdamW.step: grad_scale is {grad_scale}; where the norm of the gradients is not finite, leave the "

@@ -14,6 +14,7 @@ import numpy as np
 
 from llmc2py.runtime.arrays import array_module
 from llmc2py.runtime.csemantics import ceil_div
+from llmc2py.runtime.cuda.graphs import refuse_capture_of
 from llmc2py.runtime.interop import as_array, hand_back
 
 _WARP_SIZE = 32
@@ -62,11 +63,13 @@ def encoder_backward(
     are copied from `inp`). Places are sorted into buckets by token, so that no block adds to another's row; the buckets
     need no memory of the caller: `scratch`, `workload_indices` and `bucket_info` may be None.
 
-    Raises IndexError, naming the token and its place, for one that `dwte` has no row of.
+    Raises IndexError, naming the token and its place, for one that `dwte` has no row of, and RuntimeError while a CUDA
+    graph is captured.
     """
     wpe_backward_kernel, wte_backward_kernel = uses
     if B * T * C == 0:
         return
+    refuse_capture_of(dout, "encoder_backward sorts the tokens on the host, which no graph can repeat")
     host = inp if inputs_cpu is None else inputs_cpu
     tokens = np.asarray(host if isinstance(host, np.ndarray) else host.get()).reshape(-1)[: B * T]
     _check_tokens(tokens, dwte.size // C, T)
