@@ -38,6 +38,10 @@ def prepare(context: click.Context, options: dict[str, Any]) -> tuple[Trainer, T
     trainer = Trainer(model, loader, schedule)
     if checkpoint is not None:
         trainer.resume(checkpoint)
+        if len(trainer.losses) >= schedule.steps:
+            raise ValueError(
+                f"--steps {schedule.steps}: the checkpoint was written after {len(trainer.losses)} already"
+            )
     return trainer, val_loader
 
 
@@ -54,7 +58,9 @@ def model_of(
     context: click.Context, options: dict[str, Any], schedule: Schedule, checkpoint: Checkpoint | None
 ) -> GPT2:
     """Return the model on its device; its weights are still to be loaded where a checkpoint is given."""
-    dtype = DTYPES[options["dtype"]]
+    dtype = DTYPES[options["dtype"]] if checkpoint is None else checkpoint.dtype
+    if options["attention"] == "cudnn" and (options["device"] == "cpu" or dtype == "float32"):
+        raise ValueError("--attention cudnn needs --device cuda and --dtype bf16")
     details = {
         "implementation": options["attention"],
         "recompute": options["recompute"],
@@ -64,7 +70,7 @@ def model_of(
         for name in ("model_name", "dtype"):
             if is_given(context, name):
                 raise ValueError(f"--{name.removesuffix('_name')} and --resume: the checkpoint says which it is")
-        model, dtype = GPT2(checkpoint.config, **details), checkpoint.dtype
+        model = GPT2(checkpoint.config, **details)
     elif options["model_name"] in NAMED:
         model = GPT2(NAMED[options["model_name"]], seed=schedule.seed, **details)
     elif Path(options["model_name"]).is_file():

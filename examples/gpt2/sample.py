@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from examples.gpt2.checkpoint import load_checkpoint, read_model
 from examples.gpt2.model import GPT2
-from examples.gpt2.tokenizer import ByteTokenizer, Decoder, TableTokenizer
+from examples.gpt2.tokenizer import ByteTokenizer, Decoder, TableTokenizer, printable
 from llmc2py import nn
 from llmc2py.runtime import array_module
 from llmc2py.runtime.dtypes import PRECISIONS
@@ -100,7 +100,7 @@ def main(model_file: Path, prompt: str, prompt_ids: str | None, tokenizer: Path 
         ids = starting_ids(model, prompt, prompt_ids, tokenizer)
         random = np.random.default_rng(options["seed"])
         written = generate(model, ids, options["tokens"], random, options["temperature"], options["top_k"])
-        click.echo(decoder.decode(written))
+        click.echo(printable(decoder.decode(written)))
     except (ValueError, TypeError, IndexError, ImportError) as error:
         raise click.UsageError(str(error)) from error
 

@@ -13,6 +13,11 @@ TOKENIZER_MAGIC = 20240328
 HEADER = 256
 
 
+def printable(text: str) -> str:
+    """Return a text without characters that could steer a terminal: a model that knows little writes any bytes."""
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 class Decoder(Protocol):
     """What turns token ids into text."""
 

@@ -21,9 +21,9 @@ from examples.gpt2.model import GPT2
 from examples.gpt2.plot import HINT, plot_losses
 from examples.gpt2.prepare import DTYPES, prepare
 from examples.gpt2.sample import generate
-from examples.gpt2.tokenizer import ByteTokenizer
+from examples.gpt2.tokenizer import ByteTokenizer, printable
 from examples.gpt2.training import Schedule, Trainer, peak_of, utilisation
-from llmc2py.runtime import array_module
+from llmc2py.runtime import ToolMissingError, array_module
 
 
 def option(name: str, help_text: str, **details: Any) -> Any:
@@ -92,7 +92,7 @@ def main(context: click.Context, **options: Any) -> None:
         raise click.UsageError(str(error)) from error
     try:
         train(trainer, val_loader, options, console)
-    except (FloatingPointError, IndexError, ImportError, MemoryError) as error:
+    except (FloatingPointError, ImportError, MemoryError, ToolMissingError) as error:
         console.print(Text.assemble(("error: ", "red"), str(error)))
         raise SystemExit(1) from error
     finish(trainer, options, console)
@@ -181,7 +181,7 @@ def finish(trainer: Trainer, options: dict[str, Any], console: Console) -> None:
         tokenizer = ByteTokenizer()
         random = np.random.default_rng(trainer.schedule.seed)
         ids = generate(trainer.model, tokenizer.encode("Mara "), options["sample"], random)
-        console.print(Text(tokenizer.decode(ids), style="dim"))
+        console.print(Text(printable(tokenizer.decode(ids)), style="dim"))
     try:
         title = f"GPT-2, {trainer.model.config.num_parameters / 1e6:.3g}M parameters"
         plot_losses(out / "loss.png", trainer.losses, trainer.val_losses, title)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from examples.gpt2.data import TokenLoader, read_tokens, write_tokens
-from examples.gpt2.tokenizer import ByteTokenizer, TableTokenizer
+from examples.gpt2.tokenizer import ByteTokenizer, TableTokenizer, printable
 
 
 def header(*numbers: int) -> bytes:
@@ -91,6 +91,10 @@ def test_bytes_go_through_the_tokenizer_and_back() -> None:
     assert tokenizer.decode([0xFF, 65]) == "\N{REPLACEMENT CHARACTER}A"
     with pytest.raises(ValueError, match="below 256; got 65 to 256"):
         tokenizer.decode([65, 256])
+
+
+def test_what_steers_a_terminal_is_not_printed() -> None:
+    assert printable("a\x1b[2J\tø\n\x00") == "a\ufffd[2J\ufffdø\n\ufffd"
 
 
 def test_a_tokenizer_file_decodes(tmp_path: Path) -> None:

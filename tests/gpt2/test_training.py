@@ -118,6 +118,10 @@ def test_the_command_trains_and_resumes_to_the_same_losses(tmp_path: Path) -> No
     assert losses(part) == losses(whole)
     assert (part / "model.bin").read_bytes() == (whole / "model.bin").read_bytes()
 
+    done = invoke(train.main, "--resume", whole / "checkpoint-000004.npz", "--steps", 4)
+    assert done.exit_code == 2
+    assert "--steps 4: the checkpoint was written after 4 already" in " ".join(done.output.split())
+
     said = invoke(sample.main, whole / "model.bin", "--tokens", 3, "--temperature", 0, "--prompt", "The ")
     again = invoke(sample.main, part / "checkpoint-000006.npz", "--tokens", 3, "--top-k", 1, "--prompt", "The ")
     assert said.exit_code == again.exit_code == 0, said.output
@@ -144,6 +148,7 @@ def test_the_command_shows_mfu_where_the_peak_is_known(tmp_path: Path) -> None:
         (["--data", "bad.bin"], "bad.bin: no token file"),
         (["--resume", "bad.bin"], "bad.bin: no checkpoint"),
         (["--attention", "other"], "'other' is not one of"),
+        (["--attention", "cudnn"], "--attention cudnn needs --device cuda and --dtype bf16"),
     ],
 )
 def test_bad_use_is_explained(
@@ -156,6 +161,12 @@ def test_bad_use_is_explained(
     assert done.exit_code == 2
     assert message in " ".join(done.output.split())
     assert not list(tmp_path.glob("gpt2-run"))
+
+
+def test_training_that_goes_astray_is_stopped(tmp_path: Path) -> None:
+    done = invoke(train.main, *QUICK, "--steps", 9, "--lr", 1e9, "--warmup", 0, "--clip", 0, "--out", tmp_path)
+    assert done.exit_code == 1
+    assert "the loss is nan; a smaller --lr may help" in done.output
 
 
 def test_a_model_that_knows_no_bytes_is_sampled_by_ids_only(tmp_path: Path) -> None:
