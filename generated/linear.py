@@ -25,7 +25,18 @@ from llmc2py.runtime import (
     lt_matmul,
 )
 from llmc2py.runtime.dtypes import bfloat16, float16, float32
-from llmc2py.runtime.ops import accumulator, contiguous, device_of, empty, length, ones, rows, take, take_like
+from llmc2py.runtime.ops import (
+    accumulator,
+    contiguous,
+    device_of,
+    empty,
+    length,
+    ones,
+    rows,
+    take,
+    take_like,
+    zeros_like,
+)
 
 from .gelu import gelu_backward_inplace, gelu_forward
 
@@ -300,7 +311,7 @@ class LinearFunction(Function):
         vector = 16 // dtype.itemsize
         dinp = empty((*lead, C), dtype, dout)
         dweight = accumulator(ctx, 1, weight)
-        dbias = None if bias is None else accumulator(ctx, 2, bias)
+        dbias = None if bias is None else zeros_like(bias)
         if OC % vector == 0:
             scratch = empty((OC + 32 * vector * device_of(dout).multiProcessorCount,), float32, dout)
             matmul_backward(dinp, dweight, dbias, dout, inp, weight, scratch, N, 1, C, OC, None, 0)

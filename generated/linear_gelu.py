@@ -9,7 +9,19 @@ from typing import Any
 
 from llmc2py.runtime import Context, Function, Tensor, elementwise
 from llmc2py.runtime.dtypes import bfloat16, float16, float32
-from llmc2py.runtime.ops import accumulator, contiguous, copy, device_of, empty, length, ones, rows, take, take_like
+from llmc2py.runtime.ops import (
+    accumulator,
+    contiguous,
+    copy,
+    device_of,
+    empty,
+    length,
+    ones,
+    rows,
+    take,
+    take_like,
+    zeros_like,
+)
 
 from .gelu import gelu_backward_inplace, gelu_forward
 from .linear import matmul_backward, matmul_cublaslt, matmul_forward_cublaslt
@@ -72,7 +84,7 @@ class LinearGeLUFunction(Function):
         elementwise(gelu_backward_inplace, (dsums, sums), N * OC, GELU_BACKWARD_INPLACE_QUANTUM[dtype])
         dinp = empty((*lead, C), dtype, dout)
         dweight = accumulator(ctx, 1, weight)
-        dbias = accumulator(ctx, 2, bias)
+        dbias = zeros_like(bias)
         if OC % vector == 0:
             scratch = empty((OC + 32 * vector * device_of(dout).multiProcessorCount,), float32, dout)
             matmul_backward(dinp, dweight, dbias, dsums, inp, weight, scratch, N, 1, C, OC, None, 0)

@@ -9,7 +9,18 @@ from typing import Any
 
 from llmc2py.runtime import Context, Function, Tensor, elementwise
 from llmc2py.runtime.dtypes import bfloat16, float16, float32
-from llmc2py.runtime.ops import accumulator, contiguous, device_of, empty, length, ones, rows, take, take_like
+from llmc2py.runtime.ops import (
+    accumulator,
+    contiguous,
+    device_of,
+    empty,
+    length,
+    ones,
+    rows,
+    take,
+    take_like,
+    zeros_like,
+)
 
 from .gelu import gelu_backward_inplace, gelu_forward
 from .linear import matmul_backward, matmul_cublaslt, matmul_forward_cublaslt
@@ -86,9 +97,9 @@ class MLPFunction(Function):
         dsums = empty((*lead, H), dtype, dout)
         dinp = empty((*lead, C), dtype, dout)
         dfcw = accumulator(ctx, 1, fcw)
-        dfcb = accumulator(ctx, 2, fcb)
+        dfcb = zeros_like(fcb)
         dfcprojw = accumulator(ctx, 3, fcprojw)
-        dfcprojb = accumulator(ctx, 4, fcprojb)
+        dfcprojb = zeros_like(fcprojb)
         if C % vector == 0 and H % vector == 0:
             scratch = empty((C + H + 32 * vector * device_of(dout).multiProcessorCount,), float32, dout)
             if H % 8 == 0:
