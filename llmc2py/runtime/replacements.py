@@ -87,15 +87,24 @@ def token_buckets(tokens: np.ndarray[Any, Any], groups: int) -> tuple[np.ndarray
 
     All groups of one token share its places, which stand in rising order.
     """
-    found, _first, counts = np.unique(tokens, return_index=True, return_counts=True)
-    by_token = np.argsort(tokens, kind="stable").astype(np.int32)
-    begins = np.concatenate([[0], np.cumsum(counts)[:-1]])
-    order = np.lexsort((found, -counts))
-    rows = [
-        np.stack([begins[order], counts[order], found[order], np.full(len(order), group)], axis=1)
-        for group in range(groups)
-    ]
-    return np.stack(rows, axis=1).reshape(-1, 4).astype(np.int32), by_token
+    places = _rising(tokens, int(tokens.max())).astype(np.int32)
+    ordered = tokens[places]
+    begins = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+    counts = np.diff(begins, append=len(ordered))
+    most = int(counts.max())
+    order = _rising(most - counts, most)
+    rows = np.empty((len(order), groups, 4), np.int32)
+    rows[:, :, 0] = begins[order, None]
+    rows[:, :, 1] = counts[order, None]
+    rows[:, :, 2] = ordered[begins[order], None]
+    rows[:, :, 3] = np.arange(groups)
+    return rows.reshape(-1, 4), places
+
+
+def _rising(values: np.ndarray[Any, Any], most: int) -> np.ndarray[Any, Any]:
+    """Return the order that sorts values from 0 to ``most``; equal ones keep theirs."""
+    # NumPy sorts 16 bits by their digits, several times as fast: the device may be waiting for this.
+    return np.argsort(values.astype(np.uint16) if most < 1 << 16 else values, kind="stable")
 
 
 def _check_tokens(tokens: np.ndarray[Any, Any], rows: int, T: int) -> None:
