@@ -6,13 +6,13 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 from examples.gpt2.model import GPT2, GPT2_124M
 from examples.gpt2.training import Schedule, Trainer
 from tests.gpt2 import reference
-from tests.gpt2.conftest import Arrays, batch, disturb, stacked
+from tests.gpt2.against_torch import Three, check_deviations, torch_gradients
+from tests.gpt2.conftest import batch, disturb, stacked
 from tests.gpt2.test_model import Repeated, check_gradients, gradients
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
@@ -42,13 +42,6 @@ def on_gpu(*arrays: Any) -> tuple[Any, ...]:
     return tuple(cupy.asarray(array) for array in arrays)
 
 
-def torch_gradients(gpt2_torch: Any, model: Any, tokens: Any, targets: Any) -> tuple[float, Arrays]:
-    model.zero_grad()
-    loss = model.loss(gpt2_torch.on_device(tokens, "cuda"), gpt2_torch.on_device(targets, "cuda"))
-    loss.backward()
-    return loss.item(), dict(gpt2_torch.gradients(model))
-
-
 def test_a_step_of_124m_in_float32_is_that_of_float64() -> None:
     model = disturb(GPT2(GPT2_124M, seed=1))
     tokens, targets = batch(GPT2_124M, 2, T)
@@ -61,7 +54,7 @@ def test_a_step_of_124m_in_float32_is_that_of_float64() -> None:
 def test_a_step_of_124m_in_float32_is_that_of_pytorch(gpt2_torch: Any) -> None:
     model = GPT2(GPT2_124M, seed=1)
     tokens, targets = batch(GPT2_124M, 4, 1024)
-    expected, grads = torch_gradients(gpt2_torch, gpt2_torch.torch_copy(model, "cuda"), tokens, targets)
+    expected, grads = torch_gradients(gpt2_torch, gpt2_torch.torch_copy(model, "cuda"), tokens, targets, "cuda")
     loss, found = gradients(model.to("cuda"), *on_gpu(tokens, targets))
     assert loss == pytest.approx(expected, rel=1e-5)
     check_gradients(found, grads)
@@ -88,11 +81,6 @@ def test_twenty_steps_of_124m_have_the_losses_of_pytorch(gpt2_torch: Any) -> Non
     assert trainer.losses[-1] < trainer.losses[0] - 0.5
 
 
-def deviations(found: Arrays, expected: Arrays) -> dict[str, float]:
-    """The length of what a gradient is off by, as a part of the length of the gradient."""
-    return {name: np.linalg.norm(found[name] - one) / np.linalg.norm(one) for name, one in expected.items()}
-
-
 @pytest.mark.parametrize("implementation", ["llmc", "cudnn"])
 def test_bfloat16_deviates_no_more_than_one_and_a_half_times_as_pytorch(gpt2_torch: Any, implementation: str) -> None:
     torch = importlib.import_module("torch")
@@ -103,16 +91,5 @@ def test_bfloat16_deviates_no_more_than_one_and_a_half_times_as_pytorch(gpt2_tor
     other = gpt2_torch.torch_copy(model, "cuda", torch.bfloat16)
     double = gpt2_torch.torch_copy(model, "cuda", torch.float64)
     model.to("cuda")
-    losses: list[tuple[float, float]] = []
-    for seed in range(6):
-        tokens, targets = batch(GPT2_124M, 4, T, seed)
-        exact, expected = torch_gradients(gpt2_torch, double, tokens, targets)
-        theirs, their_gradients = torch_gradients(gpt2_torch, other, tokens, targets)
-        ours, our_gradients = gradients(model, *on_gpu(tokens, targets))
-        losses.append((ours - exact, theirs - exact))
-        limits = deviations(their_gradients, expected)
-        for name, value in deviations(our_gradients, expected).items():
-            assert value < 1.5 * limits[name], f"{name}: {value:.2e} is more than 1.5 times {limits[name]:.2e}"
-    # One loss may be right by chance, so it is the root of the mean square that is compared.
-    ours_rms, theirs_rms = (np.sqrt(np.mean(np.square(column))) for column in zip(*losses, strict=True))
-    assert ours_rms < 1.5 * theirs_rms, f"losses are off by {ours_rms:.2e}, PyTorch's by {theirs_rms:.2e}"
+    batches = [batch(GPT2_124M, 4, T, seed) for seed in range(6)]
+    check_deviations(gpt2_torch, batches, Three(model, on_gpu, other, double), "cuda")
