@@ -39,8 +39,13 @@ CALLABLES = {
 }
 
 
-def lower(text: str, known: Any = ("inp", "weight", "N", "C"), line: int = 1, indices: Any = None) -> Any:
-    lowering = RecipeLowering("op.toml", CALLABLES, "inp", frozenset(known), indices or {"inp": 0, "weight": 1})
+VALUES = frozenset({"N", "C", "T", "lead", "dtype", "NH", "mode"})
+
+
+def lower(text: str, known: Any = ("inp", "weight"), line: int = 1, protected: Any = None) -> Any:
+    """Lower a recipe of the layer Op, whose sizes and options are ``VALUES``."""
+    protected = frozenset(known if protected is None else protected)
+    lowering = RecipeLowering("op.toml", "Op", CALLABLES, "inp", protected, {"inp": 0, "weight": 1}, VALUES)
     return lowering.lower(text, set(known), line)
 
 
@@ -73,7 +78,7 @@ def test_the_names_that_the_lines_use_are_noted() -> None:
 
 def test_elementwise_calls_with_the_quantum_of_the_launcher() -> None:
     recipe = lower("out = empty_like(inp)\nelementwise(act8, out, inp, N)")
-    assert recipe.lines[1] == "elementwise(act8, (out, inp), N, ACT8_QUANTUM[inp.dtype])"
+    assert recipe.lines[1] == "elementwise(act8, (out, inp), N, ACT8_QUANTUM[dtype])"
     assert recipe.quanta == {"ACT8_QUANTUM": {"float32": 8, "float16": 16, "bfloat16": 16}}
     assert {"elementwise", "act8", "empty_like"} == recipe.names
 
