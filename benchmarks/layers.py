@@ -50,9 +50,16 @@ def measure(program: Program, data: Data, device: Device, budget: float) -> list
         if call is not None:
             row["us"] = 1e6 * device.seconds(call, budget) / data.copies
             row |= rates(data, index, row["us"])
-            row["timer"] = "calls" if index and not data.case.is_captured else "graph"
+            row["timer"] = timer_of(data, index)
         rows.append(row)
     return [*rows, {"pass": "both", "us": sum(row["us"] or 0 for row in rows)}]
+
+
+def timer_of(data: Data, index: int) -> str:
+    """Return what was timed: a graph, calls that no graph can hold, or on the CPU the wall time of calls."""
+    if data.xp is np:
+        return "wall"
+    return "calls" if index and not data.case.is_captured else "graph"
 
 
 def rates(data: Data, index: int, microseconds: float) -> Row:

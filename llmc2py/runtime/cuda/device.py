@@ -113,7 +113,7 @@ def empty(shape: tuple[int, ...], dtype: Any) -> Any:
     if not has_allocator() and _is_capturing(cuda):
         raise RuntimeError(
             "an array would be allocated while the current stream is captured into a CUDA graph: allocate outputs "
-            "before the capture and pass them in"
+            "before the capture and pass them in, or capture with llmc2py.runtime.cuda.graphs.capture"
         )
     return cuda.cupy.ndarray(shape, dtype)
 

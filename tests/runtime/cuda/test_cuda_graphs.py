@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc2py.runtime import Tensor, arrays
+from llmc2py.runtime import Tensor, arrays, replacements
 from llmc2py.runtime.cuda import allocation, graphs
 from llmc2py.runtime.dtypes import bfloat16, float32
 
@@ -203,6 +203,23 @@ def test_arrays_of_other_libraries_are_refused() -> None:
 def test_an_output_on_the_cpu_is_refused(fake: Any) -> None:
     with pytest.raises(TypeError, match=r"`outputs\[1\]`, which the function returns, is on the CPU"):
         graphs.capture(lambda: (FakeArray(), np.ones(3)))
+
+
+def test_what_no_graph_can_repeat_is_refused_on_cuda_alone(fake: Any) -> None:
+    fake.capturing = True
+    graphs.refuse_capture_of(np.ones(3), "reason")
+    graphs.refuse_capture_of(None, "reason")
+    with pytest.raises(RuntimeError, match="reason: the current stream is captured into a CUDA graph"):
+        graphs.refuse_capture_of(FakeArray(), "reason")
+    fake.capturing = False
+    graphs.refuse_capture_of(FakeArray(), "reason")
+
+
+def test_the_gradient_of_embeddings_is_refused(fake: Any) -> None:
+    fake.capturing = True
+    array = FakeArray()
+    with pytest.raises(RuntimeError, match="encoder_backward sorts the tokens on the host, which no graph can repeat"):
+        replacements.encoder_backward((None, None), array, array, None, None, None, array, array, None, 1, 1, 4, 0)
 
 
 # --- on a GPU
