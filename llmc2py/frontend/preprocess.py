@@ -19,6 +19,7 @@ import pcpp
 
 from llmc2py.diagnostics import Diagnostic, Severity, SourceSpan
 from llmc2py.frontend.features import features_of_kernels
+from llmc2py.frontend.lines import group_lines
 from llmc2py.frontend.sources import include_folders
 
 #: Macros whose value is known to the compiler of a slice alone.
@@ -115,6 +116,10 @@ class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
     def add_path(self, path: str) -> None:
         """Add a folder to search; pcpp itself would name the files in it from the working directory."""
         self.path.append(path)
+
+    def group_lines(self, input: str, abssource: str) -> Iterator[list[Any]]:
+        """Yield the tokens of each line; pcpp handles a line before it asks for the next."""
+        return group_lines(input, abssource, self.lexer.clone(), lambda: self.macros)
 
     def parsegen(self, input: str, source: str | None = None, abssource: str | None = None) -> Iterator[Any]:
         """Expand a file; an included file that was met before under the same macros is not expanded again."""
