@@ -28,7 +28,7 @@ import click
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from llmc2py import listing, results
+from llmc2py import listing, pipeline, results
 from llmc2py.diagnostics import UsageError
 from llmc2py.drift.compare import compare
 from llmc2py.drift.snapshot import Snapshot, snapshot_of_files
@@ -100,10 +100,9 @@ class _Walker:
         """Return the row of a commit; an exception that nobody foresaw is noted in it."""
         started = time.perf_counter()
         try:
-            snapshot, row = self._look(commit)
-            row = dataclasses.replace(row)
             parents = _git(self._clone, "rev-list", "--parents", "-n", "1", commit).split()[1:]
             before = self._look(parents[0])[0] if parents else None
+            snapshot, row = self._look(commit)
             if snapshot is not None and before is not None:
                 self._compare(before, snapshot, row)
         except Exception:
@@ -112,33 +111,38 @@ class _Walker:
         return row
 
     def _look(self, commit: str) -> tuple[Snapshot | None, Row]:
-        if commit not in self._known:
-            while len(self._known) > 2 * _RUN:
-                self._known.pop(next(iter(self._known)))
-            self._known[commit] = self._read(commit)
-        return self._known[commit]
-
-    def _read(self, commit: str) -> tuple[Snapshot | None, Row]:
-        row = Row(commit, _date(self._clone, commit))
+        """Check a commit out and read it, if its sources are not those of one that was looked at before."""
         environment = os.environ | {"GIT_INDEX_FILE": str(self._index), "GIT_WORK_TREE": str(self._tree)}
         _git(self._clone, "read-tree", "--reset", "-u", commit, environment=environment)
         try:
-            result = results.generate(results.Request(self._tree))
+            key = results.key_of(results.Request(self._tree))[1] or commit
+        except UsageError:
+            return None, Row(commit, _date(self._clone, commit))  # no CUDA source yet
+        if key not in self._known:
+            while len(self._known) > _RUN:
+                self._known.pop(next(iter(self._known)))
+            self._known[key] = self._read(commit)
+        snapshot, row = self._known[key]
+        return snapshot, dataclasses.replace(row, commit=commit, date=_date(self._clone, commit))
+
+    def _read(self, commit: str) -> tuple[Snapshot | None, Row]:
+        row = Row(commit, "")
+        try:
+            made = pipeline.generate(self._tree)
         except UsageError:
             self._search(row, [], [])
             return None, row
-        made = result.generated
         listed = listing.listing(made)
-        lost = {(item["file"], item["line"], item["name"]) for item in result.summary["not_lowered"]}
+        said = [listing.diagnostic_record(item) for item in made.diagnostics]
+        lost = {(item.launcher.span, item.launcher.name) for item in made.plan.not_lowered}
         row.kernels, row.launchers = len(listed["kernels"]), len(listed["launchers"])
         row.references = len(listed["references"])
         for one in made.library.launchers:
             row.launch_sites += one.launch_sites
-            is_lowered = (one.span.file, one.span.line, one.name) not in lost
-            row.launch_sites_lowered += one.launch_sites if is_lowered else 0
-        row.errors = sum(item["severity"] == "error" for item in result.summary["diagnostics"])
-        self._search(row, listed["kernels"], result.summary["diagnostics"])
-        return snapshot_of_files(commit, result.files), row
+            row.launch_sites_lowered += one.launch_sites if (one.span, one.name) not in lost else 0
+        row.errors = sum(item["severity"] == "error" for item in said)
+        self._search(row, listed["kernels"], said)
+        return snapshot_of_files(commit, made.files), row
 
     def _search(self, row: Row, kernels: list[dict[str, Any]], diagnostics: list[dict[str, Any]]) -> None:
         """Hold what was read against what a plain search finds."""
@@ -209,9 +213,9 @@ def write_summary(path: pathlib.Path, rows: Sequence[Row], jobs: int) -> None:
     lines = [
         "# The history of llm.c, read commit by commit",
         "",
-        "`benchmarks/history.py CLONE` reads every commit of karpathy/llm.c that touches a `.cu` or `.cuh` file, lists it, and",
-        "compares it with its parent as `llmc2py diff` does. A search of the plain text for `__global__` outside comments says",
-        f"which kernels there are. The counts of each commit are in [{path.stem}.csv]({path.stem}.csv).",
+        "`benchmarks/history.py CLONE` reads every commit of karpathy/llm.c that touches a `.cu` or `.cuh` file, lists",
+        "it, and compares it with its parent as `llmc2py diff` does. A search of the text for `__global__` outside",
+        f"comments says which kernels there are. Counts of each commit: [{path.stem}.csv]({path.stem}.csv).",
         "",
         "| | |",
         "| --- | --- |",

@@ -10,8 +10,9 @@ import pathlib
 import pickle
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 
 def cache_root() -> pathlib.Path:
@@ -129,3 +130,42 @@ class Shelf:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
             total -= size
+
+
+class Memo:
+    """Values of a pure function by its arguments, kept in one file between runs.
+
+    ``program`` returns a digest of the code of the function, ``limit`` is the number of values that are kept.
+    """
+
+    def __init__(self, name: str, program: Callable[[], str], limit: int) -> None:
+        self._name = name
+        self._program = program
+        self._limit = limit
+        self._shelf = Shelf("memos", 64 << 20)
+        self._values: dict[str, Any] | None = None
+        self._is_changed = False
+
+    def get(self, key: str, make: Callable[[], Any]) -> Any:
+        """Return the value of a key, made where it is not known."""
+        if self._values is None:
+            self._values = self._load()
+        if key not in self._values:
+            self._values[key] = make()
+            self._is_changed = True
+        return self._values[key]
+
+    def save(self) -> None:
+        """Write what is new, beside what other processes have written since."""
+        if self._is_changed and self._values is not None:
+            values = self._load() | self._values
+            kept = dict(list(values.items())[-self._limit :])
+            self._shelf.store(self._file(), kept)
+            self._is_changed = False
+
+    def _load(self) -> dict[str, Any]:
+        values = self._shelf.load(self._file())
+        return values if isinstance(values, dict) else {}
+
+    def _file(self) -> str:
+        return f"{self._name}-{self._program()}"

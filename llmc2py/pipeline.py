@@ -13,7 +13,7 @@ from llmc2py.caching import paused_collection
 from llmc2py.catalog import builtin_entries, builtin_replacements, read_entry
 from llmc2py.catalog.bindings import builtin_bound
 from llmc2py.diagnostics import Diagnostic, Severity, SourceSpan, UsageError
-from llmc2py.drift.record import describe, precisions_of
+from llmc2py.drift.record import BODIES, describe, precisions_of
 from llmc2py.emit.lock import LOCK_NAME, emit_lock
 from llmc2py.emit.render import render_package
 from llmc2py.emit.targets import BASE_TARGET, TARGETS
@@ -76,6 +76,7 @@ def generate(
         targets=targets,
         commit=commit if commit is not None else commit_of(source),
     )
+    BODIES.save()
     return Generated(files | {LOCK_NAME: lock}, plan, library, (*library.diagnostics, *diagnostics))
 
 

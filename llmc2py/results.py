@@ -58,7 +58,7 @@ def generate(request: Request) -> Result:
     Raises UsageError as it does.
     """
     request = replace(request, commit=request.commit or _commit_of(request.source))
-    keys, key = _keys(request)
+    places, key = key_of(request)
     known = RESULTS.load(key) if key is not None else None
     if isinstance(known, tuple):
         return Result(request, key, *known)
@@ -68,7 +68,7 @@ def generate(request: Request) -> Result:
     made = _make(request)
     took = time.perf_counter() - started
     parts = made.files, made.diagnostics, listing.summary(made)
-    if key is not None and took > _WORTH_KEEPING and made.library.probes <= keys:
+    if key is not None and took > _WORTH_KEEPING and made.library.probes <= places:
         RESULTS.store(_whole(key), made)
         RESULTS.store(key, parts)
     else:
@@ -97,8 +97,11 @@ def _whole(key: str) -> str:
     return f"{key}-whole"
 
 
-def _keys(request: Request) -> tuple[set[str], str | None]:
-    """Return the places of includes that the key of a request covers, and the key; None where it cannot be told."""
+def key_of(request: Request) -> tuple[set[str], str | None]:
+    """Return the places of includes that the key of a request covers, and the key; None where it cannot be told.
+
+    Raises UsageError where the source is missing or holds no CUDA source.
+    """
     root = request.source.resolve()
     paths, unreadable = find_sources(root)
     units = UnitKeys(root)

@@ -15,6 +15,9 @@ _READERS = ("pcpp", "pycparser", "tree-sitter", "tree-sitter-cuda")
 #: Seconds of reading that a file in the cache is worth.
 _WORTH_KEEPING = 0.02
 UNITS = Shelf("units", 256 << 20)
+#: Units that this process has had, by key, the latest at the end.
+_RECENT: dict[str, ReadUnit] = {}
+_RECENT_LIMIT = 256
 
 
 def read_tree_once(root: pathlib.Path) -> Library:
@@ -40,8 +43,15 @@ class _Units:
     def get(self, path: pathlib.Path) -> ReadUnit:
         """Return a unit from the cache, read first and kept there where it is not."""
         key = self.key(path)
-        known = UNITS.load(key) if key is not None else None
-        return known if isinstance(known, ReadUnit) else self.read(path, key)
+        if key is None:
+            return self.read(path, key)
+        known = _RECENT.pop(key, None) or UNITS.load(key)
+        unit = known if isinstance(known, ReadUnit) else self.read(path, key)
+        if self._is_told(path, unit):
+            _RECENT[key] = unit
+            while len(_RECENT) > _RECENT_LIMIT:
+                del _RECENT[next(iter(_RECENT))]
+        return unit
 
     def key(self, path: pathlib.Path) -> str | None:
         """Return the name of a unit in the cache; None for one that has to be read each time."""
@@ -49,14 +59,17 @@ class _Units:
         return f"{key}-{_reader_key()}" if key is not None else None
 
     def read(self, path: pathlib.Path, key: str | None) -> ReadUnit:
-        """Read a unit, and keep it if that took long and its key tells of every file that was looked for."""
+        """Read a unit, and keep it if that took long."""
         started = time.perf_counter()
         unit = read_unit(path, self.root, self._cache)
         took = time.perf_counter() - started
-        is_whole = unit.file is not None and unit.probes <= self._keys.places(path)
-        if key is not None and is_whole and took > _WORTH_KEEPING:
+        if key is not None and took > _WORTH_KEEPING and self._is_told(path, unit):
             UNITS.store(key, unit)
         return unit
+
+    def _is_told(self, path: pathlib.Path, unit: ReadUnit) -> bool:
+        """Whether a unit was read, and its key tells of every place at which an include was looked for."""
+        return unit.file is not None and unit.probes <= self._keys.places(path)
 
 
 @cache

@@ -24,6 +24,7 @@ OTHER = "__global__ void zero(float* out) { out[threadIdx.x] = 0; }\n"
 def tree(tmp_path, monkeypatch):
     monkeypatch.setenv("LLMC2PY_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(treecache, "_WORTH_KEEPING", -1.0)
+    monkeypatch.setattr(treecache, "_RECENT_LIMIT", 0)
     folder = tmp_path / "tree"
     (folder / "src").mkdir(parents=True)
     (folder / "fill.cu").write_text(KERNEL)
@@ -150,6 +151,16 @@ def test_the_key_of_the_program_covers_its_files_and_libraries(tmp_path):
     assert before != caching.code_key([file], ["click", "rich"])
     file.write_text("2")
     assert before != caching.code_key([file], ["click"])
+
+
+def test_a_process_keeps_what_it_had_last(tree, reads, monkeypatch):
+    monkeypatch.setattr(treecache, "_RECENT_LIMIT", 8)
+    monkeypatch.setattr(treecache, "_WORTH_KEEPING", 1e9)
+    monkeypatch.setattr(treecache, "_RECENT", {})
+    read(tree, reads)
+    assert read(tree, reads) == []
+    (tree / "size.h").write_text("#define SIZE 4\n")
+    assert read(tree, reads) == ["fill.cu"]
 
 
 def test_a_damaged_entry_is_read_again(tree, reads):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pathlib
 from collections.abc import Iterable
 from typing import Any
 
+from llmc2py.caching import Memo, code_key, content_key
+from llmc2py.drift import formulas
 from llmc2py.drift.formulas import read_body
 from llmc2py.ir import expressions as ex
 from llmc2py.ir.library import Launcher, Library, Parameter, Reference, Slice, TemplateParameter
@@ -14,6 +17,8 @@ from llmc2py.ir.names import python_name
 from llmc2py.ir.plans import ArraySpec, LaunchPlan, ModulePlan, NotLowered, OpPlan, PackagePlan, ReplacedLauncher
 
 Record = dict[str, Any]
+#: Bodies that were taken apart before: most launchers are as they were when a package is generated again.
+BODIES = Memo("bodies", lambda: code_key([pathlib.Path(formulas.__file__)]), 4096)
 
 
 def describe(library: Library, plan: PackagePlan) -> dict[str, dict[str, Record]]:
@@ -99,7 +104,8 @@ def _kernel_names(plan: PackagePlan, module: ModulePlan) -> dict[str, str]:
 def _launch_plan(plan: LaunchPlan, python: str, names: dict[str, str]) -> Record:
     helpers = [line for one in plan.helpers for line in one.body]
     fixed = {python_name(one.name) for one in (*plan.parameters, *plan.asked)}
-    body = read_body(plan.body, fixed, names, plan.calls)
+    key = repr((plan.body, sorted(fixed), sorted(names.items()), plan.calls))
+    body = BODIES.get(content_key(key), lambda: read_body(plan.body, fixed, names, plan.calls))
     return _told(
         python=python,
         parameters=_parameters((*plan.parameters, *plan.asked)),

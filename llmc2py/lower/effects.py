@@ -26,11 +26,24 @@ class LauncherEffects:
         self.find_kernel = kernel
         self.find_launcher = launcher
         self._active: set[str] = set()
+        #: What is known of launchers, which others call; not where a call of one that is looked at was passed over.
+        self._known: dict[int, tuple[Launcher, tuple[Parameter, ...]]] = {}
+        self._passed_over = 0
 
     def parameters(self, launcher: Launcher) -> tuple[Parameter, ...]:
         """Return the launcher's parameters with intent, alignment and whether null is allowed."""
+        if id(launcher) in self._known:
+            return self._known[id(launcher)][1]
         if launcher.name in self._active:
+            self._passed_over += 1
             return launcher.parameters
+        before = self._passed_over
+        found = self._effects(launcher)
+        if self._passed_over == before:
+            self._known[id(launcher)] = launcher, found
+        return found
+
+    def _effects(self, launcher: Launcher) -> tuple[Parameter, ...]:
         self._active.add(launcher.name)
         effects: dict[str, list[Parameter]] = {one.name: [] for one in launcher.parameters if one.type.is_pointer}
         resets: set[str] = set()
