@@ -348,8 +348,8 @@ class IntentAnalysis:
     def _local_width(self, function: _Function, name: str) -> int:
         if name in function.parameters or name not in function.roots:
             return 0
-        for item in walk(function.node):
-            if item.type == "declaration" and any(
+        for item in self.tree.find(function.node, "declaration"):
+            if any(
                 declared(self.tree, child(one, "declarator") if one.type == "init_declarator" else one, CType(""))[0]
                 == name
                 for one in item.children_by_field_name("declarator")

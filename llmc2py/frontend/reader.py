@@ -36,6 +36,7 @@ from llmc2py.ir.library import (
     SourceFile,
     TemplateParameter,
 )
+from llmc2py.ir.statements import Body
 from llmc2py.ir.types import CType
 
 _WRITING = frozenset({Intent.OUT, Intent.INOUT, Intent.ACCUMULATE})
@@ -44,11 +45,12 @@ _LARGEST_FILE = 8 << 20
 
 @dataclass
 class ReadCache:
-    """What the files of one tree share: texts, expanded headers and the items of headers."""
+    """What the files of one tree share: texts, expanded headers, the items of headers and bodies of functions there."""
 
     texts: dict[pathlib.Path, str] = field(default_factory=dict)
     headers: HeaderCache = field(default_factory=dict)
     items: dict[object, Item] = field(default_factory=dict)
+    bodies: dict[object, Body] = field(default_factory=dict)
     hashes: dict[str, str] = field(default_factory=dict)
 
 
@@ -102,7 +104,7 @@ def read_unit(path: pathlib.Path, root: pathlib.Path, cache: ReadCache) -> ReadU
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         why = Diagnostic(Severity.ERROR, SourceSpan(name, 1), f"cannot be read: {reason}")
         return ReadUnit(None, (why,), _hashes([path] if path in cache.texts else [], root, cache))
-    unit = UnitReader(text, cache.items)
+    unit = UnitReader(text, cache.items, cache.bodies)
     references, found = parse_references(cache.texts[path], name)
     converted = tuple(Reference(item.name, item.span, item.double_params, item.double_source) for item in references)
     read = [path, *(root / included for included in text.includes)]
@@ -125,8 +127,11 @@ def _hashes(paths: Iterable[pathlib.Path], root: pathlib.Path, cache: ReadCache)
 class UnitReader:
     """Reads one translation unit: a file with what it includes. Only what the file itself defines is kept."""
 
-    def __init__(self, text: PreprocessedText, known: dict[object, Item]) -> None:
+    def __init__(
+        self, text: PreprocessedText, known: dict[object, Item], bodies: dict[object, Body] | None = None
+    ) -> None:
         self.text = text
+        self._bodies = bodies if bodies is not None else {}
         self.diagnostics: list[Diagnostic] = []
         self.tree: SyntaxTree = parse(text)
         self.declarations = declarations(self.tree)
@@ -216,7 +221,7 @@ class UnitReader:
         """Return the names that are template arguments of calls and launches: ``kernel<function><<<…>>>()``."""
         if b"<<<" not in self.tree.source:
             return set()
-        functions = (child(node, "function") for node in walk(self.tree.root) if node.type == "call_expression")
+        functions = (child(node, "function") for node in self.tree.find(self.tree.root, "call_expression"))
         lists = [child(one, "arguments") for one in functions if one.type == "template_function"]
         return {self.tree.text(item) for one in lists for item in walk(one) if item.type.endswith("identifier")}
 
@@ -240,18 +245,18 @@ class UnitReader:
     def _host_functions(self) -> dict[str, list[Launcher]]:
         """Return the host functions by name; bodies are read for those that launch and those that they may call."""
         wanted = self._reached_from_launches()
+        items = {id(declaration): item for item, declaration in zip(self.items, self.declarations, strict=True)}
         found: dict[str, list[Launcher]] = {}
         for name, versions in self.functions.items():
             for node, declaration in versions:
-                item = self.items[self.declarations.index(declaration)]
+                item = items[id(declaration)]
                 header = self._header(node)
                 device_only = header is not None and "__device__" in header.words and "__host__" not in header.words
                 if header is None or is_kernel(item) or device_only or (item.is_device and name not in wanted):
                     continue
                 template = read_template(self.tree, declaration.template) if declaration.template is not None else ()
                 parameters = tuple(replace(one, type=self.scope.resolve(one.type)) for one in header.parameters)
-                body = self.statements.read_body(node.child_by_field_name("body")) if name in wanted else ()
-                body = with_launches(body)
+                body = self._body(node.child_by_field_name("body")) if name in wanted else ()
                 found.setdefault(name, []).append(
                     Launcher(
                         name, self.tree.span(declaration.node), parameters, template, declaration.conditions, body,
@@ -259,6 +264,15 @@ class UnitReader:
                     )
                 )  # fmt: skip
         return found
+
+    def _body(self, node: Node | None) -> Body:
+        """Return the body of a host function; one in a header is read once, however many units include it."""
+        if node is None or node.has_error:
+            return with_launches(self.statements.read_body(node))
+        key = (self.tree.span(node), self.tree.text(node))
+        if key not in self._bodies:
+            self._bodies[key] = with_launches(self.statements.read_body(node))
+        return self._bodies[key]
 
     def _reached_from_launches(self) -> set[str]:
         calls = _calls(self.items, self.declarations)
@@ -296,7 +310,7 @@ class UnitReader:
         names = {one.name for one in header.parameters if one.type.base in types and not one.type.is_pointer}
         if not names:
             return False
-        calls = (item for item in walk(node) if item.type == "call_expression")
+        calls = self.tree.find(node, "call_expression")
         return any(self.tree.text(child(item, "function")) in names for item in calls)
 
     def _report_errors(self) -> None:

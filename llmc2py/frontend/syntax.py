@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache, cached_property
 
 import tree_sitter
 import tree_sitter_cuda
@@ -15,6 +17,8 @@ from llmc2py.frontend.preprocess import PreprocessedText
 Node = tree_sitter.Node
 
 _LANGUAGE = tree_sitter.Language(tree_sitter_cuda.language())
+#: Types of nodes that whole functions or files are searched for.
+_INDEXED = ("call_expression", "kernel_call_syntax", "declaration")
 _ALIGN = re.compile(r"__align__\s*\(([^()]*)\)")
 _SPLIT_OPEN = re.compile(r"<[ \t]*<[ \t]*<")
 _SPLIT_CLOSE = re.compile(r">[ \t]*>[ \t]*>(?=\s*\()")
@@ -35,6 +39,27 @@ class SyntaxTree:
     def span(self, node: Node) -> SourceSpan:
         """Return the original place at which a node begins."""
         return self.file.span(node.start_point.row, node.start_point.column)
+
+    def find(self, node: Node, kind: str) -> list[Node]:
+        """Return the nodes of one type (of ``_INDEXED``) in a node of this tree, itself included, in source order."""
+        starts, nodes = self._index[kind]
+        end = node.end_byte
+        found = nodes[bisect.bisect_left(starts, node.start_byte) : bisect.bisect_left(starts, end)]
+        return [item for item in found if item.end_byte <= end]
+
+    @cached_property
+    def _index(self) -> dict[str, tuple[list[int], list[Node]]]:
+        captured = tree_sitter.QueryCursor(_index_query()).captures(self.root)
+        index = {}
+        for kind in _INDEXED:
+            nodes = sorted(captured.get(kind, []), key=lambda node: (node.start_byte, -node.end_byte))
+            index[kind] = [node.start_byte for node in nodes], nodes
+        return index
+
+
+@cache
+def _index_query() -> tree_sitter.Query:
+    return tree_sitter.Query(_LANGUAGE, "".join(f"({kind}) @{kind}" for kind in _INDEXED))
 
 
 def parse(file: PreprocessedText) -> SyntaxTree:

@@ -10,9 +10,9 @@ from llmc2py.frontend import preprocess as module
 from llmc2py.frontend.preprocess import preprocess
 
 _PIECES = st.sampled_from(
-    ["a", "B", "f", " ", "  ", "\t", "\n", "\n", "(", ")", ",", ";", "//", "/*", "*/", '"', "'", "\\\n", "\\", "#", "##",
-     "__LINE__", "\n#define B a B\n", "\n#define f(x, y) x f y\n", "\n#define g() f\n", "\n#undef B\n", "\n#if B\n",
-     "\n#ifdef ENABLE_BF16\n", "\n#else\n", "\n#endif\n", "\n#ifndef H\n", "g()", "f(", "f", "1.5e3f", "B)", "é",
+    ["a", "B", "f", " ", "  ", "\t", "\n", "\n", "(", ")", ",", ";", "//", "/*", "*/", '"', "'", "\\\n", "\\", "#",
+     "##", "__LINE__", "\n#define B a B\n", "\n#define f(x, y) x f y\n", "\n#define g() f\n", "\n#undef B\n",
+     "\n#if B\n", "\n#ifdef ENABLE_BF16\n", "\n#else\n", "\n#endif\n", "\n#ifndef H\n", "g()", "f(", "f", "1.5e3f", "B)", "é",
      "\n#include \"b.h\"\n", "// f(\n", "/* B */", '"// B"', "'\"'", "R\"(", "{", "}", "0x1F", "#pragma once"]
 )  # fmt: skip
 
@@ -26,7 +26,7 @@ def _preprocessed(folder, text):
         return type(error), str(error)
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(pieces=st.lists(_PIECES, max_size=40))
 @example(pieces=["\n#define f(x, y) x f y\n", "f", "\n", "// f(\n", "\n", "(", "a", ",", "\n", "B", ")", "a"])
 @example(pieces=["\n#define g() f\n", "\n#define f(x, y) x f y\n", "g()", "\n", "(", "a", "\n", ",", "B", ")"])
@@ -53,6 +53,6 @@ def test_most_lines_are_one_token(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "group_lines", recording)
     (tmp_path / "a.cu").write_text("#define N 3\nint x = a + b * c;\nint y = N;\nint z[] = {1, 2};  // N\n")
     text = preprocess(tmp_path.resolve() / "a.cu", tmp_path.resolve(), {}, {}).text
-    assert text.split() == "int x = a + b * c; int y = 3; int z[] = {1, 2};".split()
+    assert " ".join(text.split()) == "int x = a + b * c; int y = 3; int z[] = {1, 2};"
     assert seen[1] == 2
     assert seen[3] == 3
