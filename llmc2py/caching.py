@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import hashlib
 import os
@@ -73,6 +74,25 @@ def paused_collection() -> Iterator[None]:
             gc.enable()
 
 
+#: How a file ends that is being written; the one who writes it holds a lock on it.
+_PART = ".part"
+
+
+def _lock(handle: int) -> bool:
+    """Try to lock an open file; False where another process holds it or the file system knows no locks."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _is_abandoned(path: str) -> bool:
+    """Whether the process that began to write a file is gone: the system has dropped its lock."""
+    with open(path, "rb") as file:
+        return _lock(file.fileno())
+
+
 @dataclass(frozen=True)
 class Shelf:
     """A folder of pickled values by key, shared by processes; what was not used for longest goes when it is full.
@@ -106,11 +126,13 @@ class Shelf:
         with contextlib.suppress(OSError, RecursionError):
             data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
             folder.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(prefix="new-", suffix=".part", dir=folder)
+            handle, temporary = tempfile.mkstemp(prefix="new-", suffix=_PART, dir=folder)
             try:
                 with os.fdopen(handle, "wb") as file:
+                    _lock(handle)
                     file.write(data)
-                os.replace(temporary, folder / f"{key}.pickle")
+                    file.flush()
+                    os.replace(temporary, folder / f"{key}.pickle")
             except OSError:
                 os.unlink(temporary)
                 raise
@@ -120,6 +142,9 @@ class Shelf:
         entries = []
         for entry in os.scandir(self.folder):
             with contextlib.suppress(FileNotFoundError):
+                if entry.name.endswith(_PART) and _is_abandoned(entry.path):
+                    os.unlink(entry.path)
+                    continue
                 found = entry.stat()
                 entries.append((found.st_mtime, found.st_size, entry.path))
         total = sum(size for _, size, _ in entries)

@@ -152,6 +152,10 @@ def cli() -> None:
     "[default: those that DIR was generated for].",
 )  # fmt: skip
 @click.option("--check", is_flag=True, help="Write nothing; show how DIR differs and exit with 1 where it does.")
+@click.option(
+    "--force", is_flag=True,
+    help="Write into a DIR that holds files of others: they stay, those with a generated file's name aside.",
+)  # fmt: skip
 @_verbose_option
 def generate(
     source: pathlib.Path,
@@ -160,6 +164,7 @@ def generate(
     only: tuple[str, ...],
     targets: tuple[str, ...],
     check: bool,
+    force: bool,
     verbose: bool,
     as_json: bool,
 ) -> int:
@@ -174,7 +179,7 @@ def generate(
         made = results.generate(results.Request(source, catalogs, only, tuple(asked)))
     difference = diff_package(output, outputs.as_committed_in(output, made.files)) if check else []
     if not check:
-        write_package(output, made.files)
+        write_package(output, made.files, force=force)
     record = made.summary
     if as_json:
         console.write_json(

@@ -14,6 +14,7 @@ import time
 import pytest
 
 from llmc2py.diagnostics import UsageError
+from llmc2py.emit import writer
 from llmc2py.emit.lock import LOCK_NAME, emit_lock
 from llmc2py.emit.writer import diff_package, write_package
 
@@ -44,6 +45,7 @@ def test_a_folder_holds_exactly_the_files(tmp_path):
 def test_a_swap_that_fails_leaves_the_old_package(tmp_path, monkeypatch, failing):
     output = tmp_path / "generated"
     write_package(output, package("1"))
+    monkeypatch.setattr(writer, "exchange", lambda *_: False)
     real, calls = os.replace, []
 
     def replace(source, target):
@@ -78,12 +80,22 @@ def test_a_full_disk_leaves_the_old_package(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["generated"]
 
 
-def test_what_a_kill_between_the_renames_left_is_put_back_or_cleared(tmp_path):
+def full_disk(*_, **__):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_what_a_kill_between_the_renames_left_is_put_back_or_cleared(tmp_path, monkeypatch):
     output = tmp_path / "generated"
     write_package(output, package("1"))
-    output.rename(tmp_path / ".generated.old-abc")
-    (tmp_path / ".generated.new-abc").mkdir()
-    (tmp_path / ".generated.new-abc" / "half.py").write_text("half")
+    staging = tmp_path / ".generated.llmc2py-new-abc"
+    (staging / "new").mkdir(parents=True)
+    (staging / "new" / "half.py").write_text("half")
+    output.rename(staging / "old")
+    with monkeypatch.context() as patched:
+        patched.setattr(writer.tempfile, "mkdtemp", full_disk)
+        with pytest.raises(UsageError, match="No space left"):
+            write_package(output, package("2"))
+    assert contents(output) == package("1")
     write_package(output, package("2"))
     assert contents(output) == package("2")
     assert [path.name for path in tmp_path.iterdir()] == ["generated"]
@@ -124,7 +136,7 @@ for version in itertools.count(int(sys.argv[2])):
 
 
 def test_a_killed_run_leaves_a_whole_package(tmp_path):
-    """Killed anywhere, the files are of one version; between the two renames they lie beside, for the next run."""
+    """Killed anywhere, the folder is there, of one version; the next run clears what lies beside it."""
     output = tmp_path / "generated"
     chance = random.Random(7)
     first = {"__init__.py": "VERSION = 0\n"}
@@ -137,10 +149,9 @@ def test_a_killed_run_leaves_a_whole_package(tmp_path):
             assert run.stdout.readline() == b"ready\n"
             time.sleep(chance.uniform(0, 0.05))
             run.send_signal(signal.SIGKILL)
-        kept = [path for path in tmp_path.glob(".generated.old-*") if any(path.iterdir())]
-        whole = output if output.exists() else kept[0]
-        versions = {path.read_text() for path in whole.glob("*.py")}
+        versions = {path.read_text() for path in output.glob("*.py")}
         assert len(versions) == 1, (number, versions)
+        assert len([path for path in tmp_path.iterdir() if path.is_dir()]) <= 2
     write_package(output, package("9"))
     assert contents(output) == package("9")
     assert [path.name for path in tmp_path.iterdir()] == ["generated"]

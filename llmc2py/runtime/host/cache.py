@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import pathlib
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 
@@ -33,7 +34,11 @@ def build_once(target: pathlib.Path, build: Callable[[pathlib.Path, pathlib.Path
         return target
     with _locked(target.parent / "locks" / f"{target.name}.lock"):
         if not target.exists():
-            with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
+            prefix = f"build-{target.name}-"
+            for abandoned in target.parent.glob(f"{prefix}*"):
+                # Of a process that was killed: whoever builds this holds the lock.
+                shutil.rmtree(abandoned, ignore_errors=True)
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=prefix) as folder:
                 output = pathlib.Path(folder) / target.name
                 build(pathlib.Path(folder), output)
                 os.replace(output, target)
