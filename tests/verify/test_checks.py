@@ -1,4 +1,4 @@
-"""Launchers of ops without a layer are compared with NumPy and with their file's own reference."""
+"""Launchers that are in no layer are compared with NumPy and with their file's own reference."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def failed(rows):
         ("encoder", "encoder_forward3", "bfloat16", "encoder_forward_cpu"),
         ("encoder", "encoder_backward1", "float32", "encoder_backward_cpu"),
         ("crossentropy", "crossentropy_softmax_backward1", "float32", "crossentropy_softmax_backward_cpu"),
-        ("classifier", "fused_classifier3", "float32", "crossentropy_forward_cpu"),
-        ("attention", "attention_forward1", "float32", "attention_forward_cpu"),
+        ("classifier_fused", "fused_classifier3", "float32", "crossentropy_forward_cpu"),
+        ("attention_heads", "attention_forward1", "float32", "attention_forward_cpu"),
     ],
 )
 def test_a_right_launcher_passes_in_every_block_against_both_references(made, op, launcher, precision, own):
@@ -41,15 +41,16 @@ def test_a_right_launcher_passes_in_every_block_against_both_references(made, op
 @pytest.mark.parametrize(
     ("op", "launcher", "file", "pattern", "replacement", "references"),
     [
-        ("softmax", "softmax_forward1", "softmax_forward", r"expf\(x\[c\] - top\) \* scale", "expf(x[c] - top)",
-         {"NumPy", "softmax_forward_cpu", "softmax_forward_online_cpu"}),
-        ("encoder", "encoder_forward1", "encoder_forward", r"row % T", "row", {"NumPy", "encoder_forward_cpu"}),
-        ("crossentropy", "crossentropy_forward1", "crossentropy_forward", r"-logf\(", "logf(",
+        ("softmax", "softmax_forward1", "dev/cuda/softmax_forward.cu", r"expf\(x\[c\] - top\) \* scale",
+         "expf(x[c] - top)", {"NumPy", "softmax_forward_cpu", "softmax_forward_online_cpu"}),
+        ("encoder", "encoder_forward1", "dev/cuda/encoder_forward.cu", r"row % T", "row",
+         {"NumPy", "encoder_forward_cpu"}),
+        ("crossentropy", "crossentropy_forward1", "crossentropy.cu", r"-logf\(", "logf(",
          {"NumPy", "crossentropy_forward_cpu"}),
     ],
 )  # fmt: skip
 def test_a_wrong_kernel_fails_against_both_references(mutate, op, launcher, file, pattern, replacement, references):
-    package = mutate(f"dev/cuda/{file}.cu", pattern, replacement)
+    package = mutate(file, pattern, replacement)
     assert failed(check_variant(subject_of(package, op, launcher))) == references
 
 
@@ -77,7 +78,7 @@ def test_launchers_that_are_reached_by_number_have_rows_of_their_own(made):
 
 def test_a_launcher_that_takes_another_is_given_it_by_name(made, mutate):
     def rows_of(package):
-        subject = subject_of(package, "attention", "attention_backward1")
+        subject = subject_of(package, "attention_heads", "attention_backward1")
         assert "launch_softmax_1" in subject.variant.arguments
         return check_variant(subject)
 
@@ -96,25 +97,25 @@ def test_a_variant_runs_in_its_own_blocks_and_precisions_alone(made):
     loaded = load_package(str(made))
     precisions = {
         one.precision
-        for one in variant_subjects(loaded, "matmul", np)
+        for one in variant_subjects(loaded, "linear", np)
         if one.variant.launcher == "matmul_backward_bias5"
     }
     assert precisions == {"float32"}
-    rows = check_variant(subject_of(made, "matmul", "matmul_backward_bias8"))
+    rows = check_variant(subject_of(made, "linear", "matmul_backward_bias8"))
     assert {row.check.split(",")[0] for row in rows} == {f"block {size}" for size in (128, 256, 512, 1024)}
 
 
 def test_sizes_follow_the_block(made):
     checks = load_package(str(made)).checks
-    assert check_case(checks["encoder"], 1024).sizes == {"B": 2, "T": 512, "C": 64, "V": 37}
+    assert check_case(checks["encoder"], 1024).sizes == {"B": 2, "T": 512, "C": 64, "V": 37, "L": 512}
     assert check_case(checks["encoder"], 32).sizes["T"] == 32
 
 
 def test_verify_chooses_an_op_without_a_layer_by_its_name(made):
-    rows = verify_package(str(made), "cpu", ["crossentropy"])
-    assert {row.layer for row in rows} == {"crossentropy_forward1", "crossentropy_softmax_backward1"}
+    rows = verify_package(str(made), "cpu", ["permute"])
+    assert {row.layer for row in rows} == {"permute_on_device"}
     assert all(row.ok for row in rows)
-    with pytest.raises(UsageError, match="crossentropy"):
+    with pytest.raises(UsageError, match="permute"):
         verify_package(str(made), "cpu", ["nothing"])
 
 

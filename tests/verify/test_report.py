@@ -13,7 +13,7 @@ from llmc2py.runtime.errors import ToolMissingError
 from llmc2py.runtime.layer import OpSpec
 from llmc2py.runtime.references import Reference
 from llmc2py.verify import oracles, report
-from llmc2py.verify.cases import Case, cases_for, gradient_values, input_values
+from llmc2py.verify.cases import Case, cases_for, gradient_values, input_values, letters_of
 from llmc2py.verify.gradcheck import ConvergenceError
 from llmc2py.verify.layouts import LAYOUTS, Snapshot
 from llmc2py.verify.packages import load_package
@@ -23,8 +23,17 @@ from llmc2py.verify.rows import worst_of
 SMALL = [Case((3,), {"C": 5}), Case((16,), {"C": 8}, layouts=True)]
 
 
+#: A size for each letter, and each option without a default, of layers that take more than rows of one length.
+SIZES = {"C": 8, "H": 12, "L": 6, "NH": 2, "OC": 9, "T": 5, "V": 7, "Vp": 10}
+
+
 def few(spec):
-    return SMALL if "C" in {letter for dims in spec.inputs.values() for letter in dims} else [Case((2, 3), {}, True)]
+    letters = letters_of(spec)
+    if not letters:
+        return [Case((2, 3), {}, True)]
+    if letters == ["C"]:
+        return SMALL
+    return [Case((2,), SIZES, options={name: SIZES[name] for name, value in spec.options.items() if value is ...})]
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +41,10 @@ def rows(made):
     return verify_package(str(made), "cpu", cases=few, variants=False)
 
 
-def test_every_layer_precision_and_check_has_rows_that_pass(rows):
+def test_every_layer_precision_and_check_has_rows_that_pass(made, rows):
     assert [row for row in rows if not row.ok] == []
-    assert {row.layer for row in rows} == {"GeLU", "Residual", "LayerNorm", "FusedResidualLayerNorm"}
+    assert {row.layer for row in rows} == load_package(str(made)).layers.keys()
+    assert {"Attention", "Encoder", "FusedClassifier", "LayerNorm"} <= {row.layer for row in rows}
     checks = {(row.precision, row.check) for row in rows if row.layer == "LayerNorm"}
     always = {"forward", "backward", "arrays unchanged", "accumulation", "used twice"}
     always |= {f"{kind} arrays" for kind in LAYOUTS}
@@ -74,12 +84,16 @@ def test_only_and_precisions_choose_and_progress_follows_the_order(made):
 
 
 def test_the_same_package_gives_the_same_rows(made, rows):
-    assert str(verify_package(str(made), "cpu", cases=few, variants=False)) == str(rows)
+    # Products may be rounded otherwise where arrays lie elsewhere, and gradients of tables are rounded at random.
+    left_out = {"Attention", "Encoder", "Linear", "LinearGeLU", "MLP"}
+    names = sorted(load_package(str(made)).layers.keys() - left_out)
+    again = verify_package(str(made), "cpu", names, cases=few, variants=False)
+    assert sorted(map(str, again)) == sorted(str(row) for row in rows if row.layer not in left_out)
 
 
 def test_a_pattern_without_a_layer_is_wrong_use(made):
-    with pytest.raises(UsageError, match=r"no layer is named 'Softmax'; its layers are: .*GeLU"):
-        verify_package(str(made), "cpu", ["Softmax"])
+    with pytest.raises(UsageError, match=r"no layer is named 'Softplus'; its layers are: .*GeLU"):
+        verify_package(str(made), "cpu", ["Softplus"])
 
 
 def test_a_package_that_is_not_there_is_wrong_use(tmp_path):
