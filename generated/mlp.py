@@ -102,7 +102,7 @@ class MLPFunction(Function):
         dfcprojb = zeros_like(fcprojb)
         if C % vector == 0 and H % vector == 0:
             scratch = empty((C + H + 32 * vector * device_of(dout).multiProcessorCount,), float32, dout)
-            if H % 8 == 0:
+            if H % 8 == 0 and dtype != float32:
                 matmul_backward(dsums, dfcprojw, dfcprojb, dout, active, fcprojw, scratch, N, 1, H, C, sums, 2)
             else:
                 matmul_backward(dsums, dfcprojw, dfcprojb, dout, active, fcprojw, scratch, N, 1, H, C, None, 0)

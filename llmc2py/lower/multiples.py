@@ -60,8 +60,14 @@ class Multiples:
         return True
 
     def _inlined(self, text: str) -> str:
-        for name, value in (self._known | self._hoisted).items():
-            text = _replace_word(text, name, f"({value})")
+        known = self._known | self._hoisted
+        # A value may name another constant, but none names itself: there are at most as many steps as constants.
+        for _ in known:
+            before = text
+            for name, value in known.items():
+                text = _replace_word(text, name, f"({value})")
+            if text == before:
+                break
         return text
 
 

@@ -7,6 +7,7 @@ A matrix is seen as an array with the axes batch, column, row: what is column-ma
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import numpy as np
 
 from llmc2py.runtime.arrays import backend_named, pointer_of
 from llmc2py.runtime.cublas import Cublas, Step, accumulator, cublas, cublas_call
-from llmc2py.runtime.gemm import BIAS_GRADIENTS, BIASED, MATRIX_DTYPES, READING_AUX, STORING_AUX, Gemm, Matrix
+from llmc2py.runtime.gemm import BIAS_GRADIENTS, BIASED, MATRIX_DTYPES, READING_AUX, STORING_AUX, Epilogue, Gemm, Matrix
 from llmc2py.runtime.ltmatmul import lt_step, nvmath_library
 
 View = Callable[[Matrix], Any]
@@ -140,7 +141,7 @@ def gelu_slope(xp: Any, x: Any) -> Any:
 
 def _cuda_step(gemm: Gemm, blas: Cublas, lt: Any, device: int) -> Step:
     """Let cuBLASLt do it in one call where nvmath-python binds it (``lt``), else cuBLAS and, for epilogues, CuPy."""
-    otherwise = _cublas_step(gemm, blas)
+    otherwise = _step_by_step(gemm, blas, lt, device)
     if lt is None or not (gemm.alpha and gemm.k) or _is_coarse(gemm):
         return otherwise
     return lt_step(gemm, blas.cupy, lt, device, otherwise)
@@ -158,36 +159,50 @@ def _is_coarse(gemm: Gemm) -> bool:
     return name == "DGELU_BGRAD" or (name != "DEFAULT" and gemm.m % _PACKET != 0)
 
 
-def _cublas_step(gemm: Gemm, blas: Cublas) -> Step:
-    """Let cuBLAS write D where it can; else take the product from it and do the rest with CuPy."""
+def _step_by_step(gemm: Gemm, blas: Cublas, lt: Any, device: int) -> Step:
+    """Let cuBLAS write D where it can; else take the product from a library and do the rest with CuPy."""
     in_place = not gemm.beta or gemm.c == gemm.d
     is_plain = gemm.epilogue.name == "DEFAULT" and (gemm.a.dtype, gemm.d.dtype) in _WRITABLE
     if in_place and is_plain and gemm.alpha and gemm.k:
         call = cublas_call(gemm, blas, gemm.d, gemm.beta, gemm.compute)
         slot, offset = gemm.d.pointer.slot, gemm.d.pointer.byte_offset
         return lambda pointers, stream: call(pointers, pointers[slot] + offset)
-    return _cublas_step_with_epilogue(gemm, blas)
+    return _step_with_epilogue(gemm, blas, lt, device)
 
 
-def _cublas_step_with_epilogue(gemm: Gemm, blas: Cublas) -> Step:
+def _step_with_epilogue(gemm: Gemm, blas: Cublas, lt: Any, device: int) -> Step:
     dtype = accumulator(gemm)
-    name = next(name for name, one in MATRIX_DTYPES.items() if one == dtype)
-    own = Matrix(gemm.d.pointer, name, gemm.m, gemm.n, gemm.m, gemm.m * gemm.n)
-    # Sums in half precision have no place in an array of float32.
-    compute = "CUBLAS_COMPUTE_32F" if gemm.compute.startswith("CUBLAS_COMPUTE_16F") else gemm.compute
-    call = cublas_call(gemm, blas, own, 0.0, compute)
+    multiply = _product_alone(gemm, blas, lt, device)
     empty = backend_named("cuda").empty
 
     def step(pointers: list[int], stream: int) -> None:
         view = functools.partial(_cupy_view, blas.cupy, gemm.batch_count, pointers)
         product = empty((gemm.batch_count, gemm.n, gemm.m), dtype)
         if gemm.alpha and gemm.k:
-            call(pointers, pointer_of(product))
+            multiply([*pointers, pointer_of(product)], stream)
         else:
             product.fill(0)
         _finish(blas.cupy, gemm, product, view)
 
     return step
+
+
+def _product_alone(gemm: Gemm, blas: Cublas, lt: Any, device: int) -> Step:
+    """Return the function that writes ``alpha * op(A) * op(B)``, as it is added up, to the last address given."""
+    name = next(name for name, one in MATRIX_DTYPES.items() if one == accumulator(gemm))
+    last = dataclasses.replace(gemm.d.pointer, slot=-1, byte_offset=0)
+    own = Matrix(last, name, gemm.m, gemm.n, gemm.m, gemm.m * gemm.n)
+    # Sums in half precision have no place in an array of float32.
+    compute = "CUBLAS_COMPUTE_32F" if gemm.compute.startswith("CUBLAS_COMPUTE_16F") else gemm.compute
+    call = cublas_call(gemm, blas, own, 0.0, compute)
+
+    def multiply(pointers: list[int], stream: int) -> None:
+        call(pointers, pointers[-1])
+
+    if lt is None or not (gemm.alpha and gemm.k):
+        return multiply
+    plain = dataclasses.replace(gemm, c=own, d=own, beta=0.0, compute=compute, epilogue=Epilogue())
+    return lt_step(plain, blas.cupy, lt, device, multiply)
 
 
 def _cupy_view(cupy: Any, count: int, pointers: list[int], matrix: Matrix) -> Any:

@@ -183,7 +183,8 @@ def _captured(cupy: Any, stream: Any, function: Callable[..., T], args: Sequence
         # The capture has to end in any case, and this says no more than the first error.
         with contextlib.suppress(failure):
             stream.end_capture()
-        if getattr(error, "status", None) in _CAPTURE_FAILURES:
+        # CuPy refuses copies to the host itself, with an error of no class of its own.
+        if getattr(error, "status", None) in _CAPTURE_FAILURES or "transfers are disallowed" in str(error):
             raise RuntimeError(_NOT_REPEATABLE.format(error=error)) from error
         raise
     try:
