@@ -314,6 +314,7 @@ def main(
     known = _kept(rows)
     with tempfile.TemporaryDirectory(prefix="history-cache-") as cache, contextlib.ExitStack() as stack:
         os.environ.setdefault("LLMC2PY_CACHE_DIR", cache)
+        os.environ["LLMC2PY_JOBS"] = "1"  # the processes are those of this script
         kept = stack.enter_context(rows.open("a")) if rows else None
         for row in walk(clone.resolve(), [commit for commit in commits if commit not in known], jobs):
             known[row.commit] = row

@@ -120,6 +120,18 @@ class Shelf:
             # Whatever is wrong with the file, to make the value again is right.
             return None
 
+    def has(self, key: str) -> bool:
+        """Whether there is a value, readable or not."""
+        return (self.folder / f"{key}.pickle").exists()
+
+    def is_writable(self) -> bool:
+        """Whether values can be stored."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return False
+        return os.access(self.folder, os.W_OK)
+
     def store(self, key: str, value: object) -> None:
         """Write a value by atomic rename. A folder that cannot be written costs the next run the work."""
         folder = self.folder

@@ -42,14 +42,21 @@ class Result:
     files: dict[str, str]
     diagnostics: tuple[Diagnostic, ...]
     summary: dict[str, Any]
+    made: Generated | None = None
 
     @cached_property
     def generated(self) -> Generated:
-        """All that was made on the way to the files; read from the cache where that is asked for, or made again."""
+        """All that was made on the way to the files: at hand, or from the cache, or made again."""
         from llmc2py.pipeline import Generated
 
-        known = RESULTS.load(_whole(self.key)) if self.key is not None else None
-        return known if isinstance(known, Generated) else _make(self.request)
+        known = RESULTS.load(_whole(self.key)) if self.key is not None and self.made is None else None
+        if isinstance(known, Generated):
+            return known
+        made = self.made if self.made is not None else _make(self.request)
+        # It is larger than the files by far, so that it is kept for those alone who ask for it.
+        if self.key is not None:
+            RESULTS.store(_whole(self.key), made)
+        return made
 
 
 def generate(request: Request) -> Result:
@@ -69,14 +76,10 @@ def generate(request: Request) -> Result:
     took = time.perf_counter() - started
     parts = made.files, made.diagnostics, listing.summary(made)
     if key is not None and took > _WORTH_KEEPING and made.library.probes <= places:
-        RESULTS.store(_whole(key), made)
         RESULTS.store(key, parts)
     else:
         key = None
-    result = Result(request, key, *parts)
-    # What is at hand need not be loaded.
-    vars(result)["generated"] = made
-    return result
+    return Result(request, key, *parts, made)
 
 
 def _make(request: Request) -> Generated:

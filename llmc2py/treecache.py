@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pathlib
+import pickle
+import subprocess
+import sys
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
 from llmc2py.caching import Shelf, code_key, paused_collection
@@ -14,6 +20,9 @@ from llmc2py.ir.library import Library
 _READERS = ("pcpp", "pycparser", "tree-sitter", "tree-sitter-cuda")
 #: Seconds of reading that a file in the cache is worth.
 _WORTH_KEEPING = 0.02
+#: How many units, and how many bytes of them, are worth another process.
+_LEAST_UNITS = 4
+_LEAST_BYTES = 100_000
 UNITS = Shelf("units", 256 << 20)
 #: Units that this process has had, by key, the latest at the end.
 _RECENT: dict[str, ReadUnit] = {}
@@ -29,6 +38,7 @@ def read_tree_once(root: pathlib.Path) -> Library:
     paths, unreadable = find_sources(root)
     with paused_collection():
         units = _Units(root)
+        units.read_ahead(paths)
         return library_of([units.get(path) for path in paths], unreadable)
 
 
@@ -39,6 +49,25 @@ class _Units:
         self.root = root
         self._keys = UnitKeys(root)
         self._cache = ReadCache()
+
+    def read_ahead(self, paths: Sequence[pathlib.Path]) -> None:
+        """Read what is not in the cache into it, in several processes where there is enough of it."""
+        missing = [path for path in paths if not self._is_known(path)]
+        size = sum(path.stat().st_size for path in missing)
+        jobs = min(_processes(), len(missing) // _LEAST_UNITS)
+        if jobs < 2 or size < _LEAST_BYTES or not UNITS.is_writable():
+            return
+        own, *others = _shares(missing, jobs)
+        with contextlib.ExitStack() as stack:
+            for share in others:
+                stack.enter_context(_reading_apart(self.root, share))
+            for path in own:
+                self.get(path)
+
+    def _is_known(self, path: pathlib.Path) -> bool:
+        key = self.key(path)
+        # A unit without a key is read here each time.
+        return key is None or key in _RECENT or UNITS.has(key)
 
     def get(self, path: pathlib.Path) -> ReadUnit:
         """Return a unit from the cache, read first and kept there where it is not."""
@@ -58,18 +87,67 @@ class _Units:
         key = self._keys.key(path)
         return f"{key}-{_reader_key()}" if key is not None else None
 
-    def read(self, path: pathlib.Path, key: str | None) -> ReadUnit:
-        """Read a unit, and keep it if that took long."""
+    def read(self, path: pathlib.Path, key: str | None, least: float | None = None) -> ReadUnit:
+        """Read a unit, and keep it if that took long (``least`` seconds)."""
+        least = _WORTH_KEEPING if least is None else least
         started = time.perf_counter()
         unit = read_unit(path, self.root, self._cache)
         took = time.perf_counter() - started
-        if key is not None and took > _WORTH_KEEPING and self._is_told(path, unit):
+        if key is not None and took > least and self._is_told(path, unit):
             UNITS.store(key, unit)
         return unit
 
     def _is_told(self, path: pathlib.Path, unit: ReadUnit) -> bool:
         """Whether a unit was read, and its key tells of every place at which an include was looked for."""
         return unit.file is not None and unit.probes <= self._keys.places(path)
+
+
+def _processes() -> int:
+    """Return how many processes may read at once: ``LLMC2PY_JOBS``, else one for each core."""
+    chosen = os.environ.get("LLMC2PY_JOBS", "")
+    if chosen.isdigit():
+        return int(chosen)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _shares(paths: Iterable[pathlib.Path], number: int) -> list[list[pathlib.Path]]:
+    """Deal files out so that each share has about as many bytes."""
+    shares: list[list[pathlib.Path]] = [[] for _ in range(number)]
+    sizes = [0] * number
+    for path in sorted(paths, key=lambda one: (-one.stat().st_size, one)):
+        least = sizes.index(min(sizes))
+        shares[least].append(path)
+        sizes[least] += path.stat().st_size
+    return shares
+
+
+@contextlib.contextmanager
+def _reading_apart(root: pathlib.Path, paths: Sequence[pathlib.Path]) -> Iterator[None]:
+    """Let another process read units into the cache meanwhile. What it leaves out is read here afterwards."""
+    # -c and not -m: the program that calls this may have another working folder or path than it started with.
+    start = f"import sys; sys.path[:] = {sys.path!r}; from llmc2py.treecache import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdin is not None
+        try:
+            with contextlib.suppress(BrokenPipeError), process.stdin:
+                pickle.dump((root, list(paths)), process.stdin)
+            yield
+        except BaseException:
+            process.kill()
+            raise
+
+
+def main() -> None:
+    """Read the units that the standard input names into the cache."""
+    root, paths = pickle.load(sys.stdin.buffer)
+    units = _Units(root)
+    with paused_collection():
+        for path in paths:
+            key = units.key(path)
+            if key is not None:
+                units.read(path, key, least=0.0)
 
 
 @cache

@@ -50,7 +50,9 @@ def reads(monkeypatch):
 def read(tree, reads):
     """Read a tree through the cache; return which units that took. The result is that of reading all of it."""
     reads.clear()
-    assert repr(read_tree_once(tree)) == repr(read_tree(tree))
+    cached, fresh = read_tree_once(tree), read_tree(tree)
+    assert cached == fresh
+    assert [file.scope for file in cached.files] == [file.scope for file in fresh.files]
     return sorted(reads)
 
 
@@ -199,3 +201,35 @@ def test_processes_share_the_cache(tree, tmp_path):
     runs = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert [run.communicate()[0] for run in runs] == ["2\n"] * 3
     assert len(list(treecache.UNITS.folder.iterdir())) == 2
+
+
+@pytest.fixture
+def wide(tree, monkeypatch):
+    """A tree that two processes read, however small it is."""
+    monkeypatch.setenv("LLMC2PY_JOBS", "2")
+    monkeypatch.setattr(treecache, "_LEAST_UNITS", 2)
+    monkeypatch.setattr(treecache, "_LEAST_BYTES", 0)
+    for number in range(4):
+        (tree / f"more{number}.cu").write_text(KERNEL.replace("fill", f"fill{number}"))
+    return tree
+
+
+def test_processes_read_a_share_each(wide, reads):
+    first = read(wide, reads)
+    assert 0 < len(first) < 6
+    assert read(wide, reads) == []
+
+
+def test_what_another_process_leaves_out_is_read_here(wide, reads, monkeypatch):
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    assert len(read(wide, reads)) == 6
+
+
+def test_shares_are_about_even(tmp_path):
+    sizes = [90, 50, 40, 30, 10]
+    paths = [tmp_path / f"{size}.cu" for size in sizes]
+    for path, size in zip(paths, sizes, strict=True):
+        path.write_text("x" * size)
+    shares = treecache._shares(paths, 2)
+    assert sorted(path for share in shares for path in share) == sorted(paths)
+    assert [sum(path.stat().st_size for path in share) for share in shares] == [120, 100]

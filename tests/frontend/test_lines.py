@@ -12,8 +12,9 @@ from llmc2py.frontend.preprocess import preprocess
 _PIECES = st.sampled_from(
     ["a", "B", "f", " ", "  ", "\t", "\n", "\n", "(", ")", ",", ";", "//", "/*", "*/", '"', "'", "\\\n", "\\", "#",
      "##", "__LINE__", "\n#define B a B\n", "\n#define f(x, y) x f y\n", "\n#define g() f\n", "\n#undef B\n",
-     "\n#if B\n", "\n#ifdef ENABLE_BF16\n", "\n#else\n", "\n#endif\n", "\n#ifndef H\n", "g()", "f(", "f", "1.5e3f", "B)", "é",
-     "\n#include \"b.h\"\n", "// f(\n", "/* B */", '"// B"', "'\"'", "R\"(", "{", "}", "0x1F", "#pragma once"]
+     "\n#if B\n", "\n#ifdef ENABLE_BF16\n", "\n#else\n", "\n#endif\n", "\n#ifndef H\n", "g()", "f(", "f", " 1.5e3f ",
+     "B)", "é", "\n#include \"b.h\"\n", "// f(\n", "/* B */", '"// B"', "'\"'", "R\"(", "{", "}", " 0x1F ",
+     "#pragma once"]
 )  # fmt: skip
 
 
