@@ -277,6 +277,7 @@ class AttentionFunction(Function):
         lead = inp.shape[:-2]
         dtype = inp.dtype
         ctx.NH = NH
+        require("Attention", NH > 0, "NH > 0", NH=NH)
         require("Attention", C % NH == 0, "C % NH == 0", C=C, NH=NH)
         require(
             "Attention",
@@ -297,7 +298,7 @@ class AttentionFunction(Function):
             qkv = empty((3, N, P, C), dtype, inp)
             weights = empty((N, NH, P, P), dtype, inp)
             mixed = empty((N, P, C), dtype, inp)
-            if N * T > 0:
+            if N * T * C > 0:
                 attention_forward(mixed, qkv, weights, packed, N, P, C, NH)
             out = cropped(mixed, (*lead, T, C))
             stats = None
@@ -322,7 +323,7 @@ class AttentionFunction(Function):
             dweights = empty((N, NH, P, P), dtype, dout)
             scratch = empty((N, P, C), dtype, dout)
             dpacked = empty((N, P, 3 * C), dtype, dout)
-            if N * T > 0:
+            if N * T * C > 0:
                 attention_backward(dpacked, dqkv, dweights, scratch, padded(dout, (N, P, C)), qkv, weights, N, P, C, NH)
             dinp = cropped(dpacked, (*lead, T, 3 * C))
         return dinp, None, None

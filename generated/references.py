@@ -21,7 +21,8 @@ def attention_forward(inp: Array, NH: int, implementation: str, *, stored: Store
     """Return out."""
     shape = inp.shape
     T, HS = shape[-2], shape[-1] // 3 // NH
-    query, key, value = np.moveaxis(inp.reshape(-1, T, 3, NH, HS), (2, 3), (0, 2))
+    batch = np.prod(shape[:-2], dtype=int)
+    query, key, value = np.moveaxis(inp.reshape(batch, T, 3, NH, HS), (2, 3), (0, 2))
     seen = np.tril(np.ones((T, T)))
     scores = stored(query @ key.swapaxes(-1, -2)) / np.sqrt(HS)
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-1e9)) * seen
@@ -36,12 +37,13 @@ def attention_backward(
     """Return the gradients of the inputs, by the inputs' names."""
     shape = inp.shape
     T, HS = shape[-2], shape[-1] // 3 // NH
-    query, key, value = np.moveaxis(inp.reshape(-1, T, 3, NH, HS), (2, 3), (0, 2))
+    batch = np.prod(shape[:-2], dtype=int)
+    query, key, value = np.moveaxis(inp.reshape(batch, T, 3, NH, HS), (2, 3), (0, 2))
     seen = np.tril(np.ones((T, T)))
     scores = stored(query @ key.swapaxes(-1, -2)) / np.sqrt(HS)
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-1e9)) * seen
     weights = stored(powers / powers.sum(axis=-1, keepdims=True))
-    dmixed = dout.reshape(-1, T, NH, HS).swapaxes(1, 2)
+    dmixed = dout.reshape(batch, T, NH, HS).swapaxes(1, 2)
     dweights = stored(dmixed @ value.swapaxes(-1, -2))
     dscores = stored(weights * (dweights - (weights * dweights).sum(axis=-1, keepdims=True)) / np.sqrt(HS))
     parts = dscores @ key, dscores.swapaxes(-1, -2) @ query, weights.swapaxes(-1, -2) @ dmixed
@@ -387,6 +389,7 @@ REFERENCES = {
             ((2,), {"T": 64, "C": 96, "NH": 1}),
             ((), {"T": 12, "C": 128, "NH": 1}),
             ((0,), {"T": 8, "C": 64, "NH": 2}),
+            ((2,), {"T": 0, "C": 64, "NH": 2}),
             ((3,), {"T": 30, "C": 192, "NH": 3}),
         ),
     ),

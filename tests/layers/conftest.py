@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -13,10 +14,26 @@ import pytest
 from llmc2py.runtime import Function, Parameter, Tensor, host
 from llmc2py.runtime.cuda.device import CudaKernel
 from llmc2py.runtime.dtypes import PRECISIONS
+from llmc2py.runtime.layer import OpSpec
 from llmc2py.runtime.poison import poisoned_arrays
+from llmc2py.runtime.references import Reference
+from llmc2py.verify.cases import Case
+from llmc2py.verify.oracles import bound, expected_gradients, expected_outputs
 from llmc2py.verify.tolerance import allowed_error, compare
 
 Arrays = Mapping[str, Any]
+
+#: Letters and options that the shape of a layer's first input does not give, from those that it gives.
+BESIDE: dict[str, dict[str, Callable[[Mapping[str, int]], int]]] = {
+    "attention": {"NH": lambda given: 1 + (given["C"] % 2 == 0)},
+    "classifier": {"V": lambda given: given["Vp"] - given["Vp"] // 4},
+    "encoder": {"V": lambda given: 7, "C": lambda given: 24, "L": lambda given: given["T"] + 2},
+    "linear": {"OC": lambda given: given["C"] + 8},
+    "linear_gelu": {"OC": lambda given: given["C"] + 8},
+    "mlp": {"H": lambda given: given["C"] + 8},
+}
+#: The spread of inputs where the usual one would leave one weight of each row alone.
+SPREADS = {"attention": 0.9}
 
 
 class Package:
@@ -97,37 +114,82 @@ class Bench:
         drawn = np.random.default_rng(seed).normal(mean, spread, shape)
         return self.xp.asarray(drawn.astype(PRECISIONS[precision]))
 
-    def inputs(self, op: str, shape: tuple[int, ...], precision: str, seed: int = 0) -> dict[str, Any]:
-        """Inputs and parameters of a layer by name."""
+    def case(self, op: str, shape: tuple[int, ...], **sizes: Any) -> Case:
+        """Sizes and options for a shape of the op's first input, which is filled up to what the op takes.
+
+        ``sizes`` are those that are not the usual ones.
+        """
         spec = self.layer_class(op).spec
-        made = {name: self.array(shape, precision, [seed, i]) for i, name in enumerate(spec.inputs)}
-        for i, name in enumerate(spec.parameters):
-            made[name] = self.array(shape[-1:], precision, [seed, 10 + i], 1.0, 0.5)
+        dims = next(iter(spec.inputs.values()))[1:]
+        shape = (1,) * (len(dims) - len(shape)) + shape
+        found = dict(zip(map(_letter, dims), map(_size, dims, shape[len(shape) - len(dims) :]), strict=True))
+        found |= {letter: choose(found) for letter, choose in BESIDE.get(op, {}).items()} | sizes
+        options = {name: found[name] for name in (*spec.options, *spec.optional) if name in found}
+        return Case(shape[: len(shape) - len(dims)], found, options=options)
+
+    def case_of(self, op: str, arrays: Arrays, options: Arrays) -> Case:
+        """Sizes and options of a call with these arrays."""
+        spec = self.layer_class(op).spec
+        shape = next(arrays[name].shape for name in spec.inputs)
+        sizes: dict[str, Any] = {name: False for name in spec.optional if name not in arrays}
+        for name in spec.parameters.keys() & arrays.keys():
+            sizes |= zip(spec.parameters[name], arrays[name].shape, strict=True)
+        return self.case(op, shape, **sizes, **options)
+
+    def inputs(self, op: str, shape: tuple[int, ...], precision: str, seed: int = 0, **sizes: Any) -> dict[str, Any]:
+        """Inputs and parameters of a layer by name, for a shape of the first."""
+        spec, case = self.layer_class(op).spec, self.case(op, shape, **sizes)
+        made = {}
+        for i, (name, dims) in enumerate(spec.inputs.items()):
+            if name in spec.indices:
+                drawn = np.random.default_rng([seed, i]).integers(0, case.sizes[spec.indices[name]], case.shape(dims))
+                made[name] = self.xp.asarray(drawn.astype(np.int32))
+            else:
+                made[name] = self.array(case.shape(dims), precision, [seed, i], 0.5, SPREADS.get(op, 2))
+        for i, (name, dims) in enumerate(spec.parameters.items()):
+            if case.options.get(name, True):
+                own = case.shape(dims)
+                scale = 1.0 if len(own) == 1 else 1 / max(1.0, own[-1] / 4) ** 0.5
+                made[name] = self.array(own, precision, [seed, 10 + i], scale, scale / 2)
         return made
 
-    def gradients(self, op: str, shape: tuple[int, ...], precision: str, seed: int = 0) -> dict[str, Any]:
+    def gradients(self, op: str, shape: tuple[int, ...], precision: str, seed: int = 0, **sizes: Any) -> dict[str, Any]:
         """Incoming gradients by the outputs' names."""
-        outputs = self.layer_class(op).spec.outputs
-        return {name: self.array(shape, precision, [seed, 20 + i], 0.25, 1.0) for i, name in enumerate(outputs)}
+        spec, case = self.layer_class(op).spec, self.case(op, shape, **sizes)
+        return {
+            name: self.array(case.shape(dims), spec.dtype_of.get(name, precision), [seed, 20 + i], 0.25, 1.0)
+            for i, (name, dims) in enumerate(spec.outputs.items())
+        }
 
-    def make(self, op: str, arrays: Arrays) -> Any:
-        """A layer with these parameters."""
-        spec = self.layer_class(op).spec
-        if not spec.parameters:
-            return self.layer_class(op)()
-        like = arrays[next(iter(spec.parameters))]
-        layer = self.layer_class(op)(like.shape[0], like=like)
+    def make(self, op: str, arrays: Arrays, **options: Any) -> Any:
+        """A layer with these parameters and options."""
+        layer_class, case = self.layer_class(op), self.case_of(op, arrays, options)
+        spec = layer_class.spec
+        like = {"like": next(arrays[name] for name in spec.parameters)} if spec.parameters else {}
+        layer = layer_class(**{letter: case.sizes[letter] for letter in spec.letters}, **case.options, **like)
         for name in spec.parameters:
-            setattr(layer, name, Parameter(arrays[name].copy()))
+            if name in arrays:
+                setattr(layer, name, Parameter(arrays[name].copy()))
         return layer
 
     def forward(self, layer: Any, arrays: Arrays) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Leaves and outputs of one call, by name."""
-        leaves = {name: Tensor(arrays[name]) for name in layer.spec.inputs}
-        outputs = layer(*leaves.values())
+        given = {name: Tensor(arrays[name]) for name in layer.spec.inputs}
+        outputs = layer(*given.values())
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        leaves |= {name: getattr(layer, name) for name in layer.spec.parameters}
+        leaves = {name: tensor for name, tensor in given.items() if name not in layer.spec.indices}
+        leaves |= {name: getattr(layer, name) for name in self.learnt(layer)}
         return leaves, dict(zip(layer.spec.outputs, outputs, strict=True))
+
+    def differentiable(self, op: str) -> list[str]:
+        """The names of the inputs that have gradients."""
+        spec = self.layer_class(op).spec
+        return [name for name in spec.inputs if name not in spec.indices]
+
+    @staticmethod
+    def learnt(layer: Any) -> list[str]:
+        """The names of the parameters that a layer has."""
+        return [name for name in layer.spec.parameters if getattr(layer, name) is not None]
 
     @staticmethod
     def backward(outputs: dict[str, Tensor], gradients: Arrays) -> None:
@@ -138,16 +200,18 @@ class Bench:
         else:
             _Join.apply(tuple(gradients[name] for name in outputs), *outputs.values()).backward()
 
-    def run(self, op: str, arrays: Arrays, gradients: Arrays, layer: Any = None) -> dict[str, Any]:
+    def run(self, op: str, arrays: Arrays, gradients: Arrays, layer: Any = None, **options: Any) -> dict[str, Any]:
         """Outputs, and gradients as ``d<input>``; nothing that was given may change."""
         before = {id(array): (array, to_numpy(array).copy()) for array in (*arrays.values(), *gradients.values())}
-        leaves, outputs = self.forward(layer or self.make(op, arrays), arrays)
+        leaves, outputs = self.forward(layer or self.make(op, arrays, **options), arrays)
         self.backward(outputs, gradients)
         for array, copy in before.values():
             np.testing.assert_array_equal(to_numpy(array), copy, err_msg="an array of the caller was written to")
         return {name: t.data for name, t in outputs.items()} | {f"d{name}": t.grad for name, t in leaves.items()}
 
-    def expected(self, op: str, arrays: Arrays, gradients: Arrays, results: Arrays) -> tuple[Arrays, Arrays]:
+    def expected(
+        self, op: str, arrays: Arrays, gradients: Arrays, results: Arrays, **options: Any
+    ) -> tuple[Arrays, Arrays]:
         """The float64 reference and the allowed errors.
 
         What fused_residual normalises is the sum as it is stored, so that is what its reference starts from.
@@ -155,48 +219,45 @@ class Bench:
         if op == "fused_residual":
             summed, allowed = self._evaluate("residual", {n: arrays[n] for n in ("inp1", "inp2")}, {})
             given = layernorm_of(arrays, results["residual"])
-            normed, more = self._evaluate("layernorm", given, {"dout": gradients["normed"]}, gradients["residual"])
+            normed, more = self._evaluate("layernorm", given, {"out": gradients["normed"]}, gradients["residual"])
             rename = {"out": "normed", "dinp": "dinp1"}
             values = {rename.get(name, name): value for name, value in normed.items()}
             limits = {rename.get(name, name): limit for name, limit in more.items()}
             values |= {"residual": summed["out"], "dinp2": values["dinp1"]}
             return values, limits | {"residual": allowed["out"], "dinp2": limits["dinp1"]}
-        return self._evaluate(op, arrays, {f"d{name}": array for name, array in gradients.items()})
+        return self._evaluate(op, arrays, gradients, **options)
 
-    def _evaluate(self, op: str, arrays: Arrays, douts: Arrays, added: Any = None) -> tuple[Arrays, Arrays]:
-        reference = self.references[op]
-
-        def both(given: dict[str, Any]) -> dict[str, Any]:
-            given = dict(given)
-            extra = given.pop("added", None)
-            results = dict(reference.forward(**{name: given[name] for name in arrays}))
-            if douts:
-                found = {f"d{name}": value for name, value in reference.backward(**given).items()}
-                if extra is not None:
-                    found["dinp"] = found["dinp"] + extra
-                results |= found
-            return results
-
-        doubles = {name: to_double(array) for name, array in (*arrays.items(), *douts.items())}
+    def _evaluate(
+        self, op: str, arrays: Arrays, gradients: Arrays, added: Any = None, **options: Any
+    ) -> tuple[Arrays, Arrays]:
+        spec, case = self.layer_class(op).spec, self.case_of(op, arrays, options)
+        reference = bound(self.references[op], spec, case)
         if added is not None:
-            doubles["added"] = to_double(added)
-        first = next(iter(arrays.values()))
-        reduction = max(first.shape[-1], first.size // max(first.shape[-1], 1)) if reference.reduction else 1
-        allowed = allowed_error(both, doubles, first.dtype, reduction)
-        if op == "layernorm" and douts:
-            allowed["dinp"] = allowed["dinp"] + rounding_of_cancelling_terms(**doubles)
-        return both(doubles), allowed
+            reference = with_addend(reference, to_double(added))
+        dtype = dtype_of_call(spec, arrays)
+        given = {name: (to_numpy if name in spec.indices else to_double)(array) for name, array in arrays.items()}
+        forward = expected_outputs(reference, spec, given, dtype, case)
+        values, allowed = dict(forward.values), dict(forward.allowed)
+        if gradients:
+            incoming = {name: to_double(array) for name, array in gradients.items()}
+            back = expected_gradients(reference, spec, given, incoming, dtype, case)
+            values |= {f"d{name}": value for name, value in back.values.items()}
+            allowed |= {f"d{name}": limit for name, limit in back.allowed.items()}
+        if op == "layernorm" and gradients:
+            allowed["dinp"] = allowed["dinp"] + rounding_of_cancelling_terms(**given, dout=to_double(gradients["out"]))
+        return values, allowed
 
-    def check(self, op: str, arrays: Arrays, gradients: Arrays, results: Arrays) -> None:
+    def check(self, op: str, arrays: Arrays, gradients: Arrays, results: Arrays, **options: Any) -> None:
         """Compare what a run gave with the reference."""
-        values, allowed = self.expected(op, arrays, gradients, results)
+        values, allowed = self.expected(op, arrays, gradients, results, **options)
+        spec = self.layer_class(op).spec
+        dtype = dtype_of_call(spec, arrays)
         assert set(results) == set(values)
-        dtype = next(iter(arrays.values())).dtype
         for name, value in values.items():
-            assert results[name].dtype == dtype
+            assert results[name].dtype == PRECISIONS.get(spec.dtype_of.get(name, ""), dtype)
             assert type(results[name]) is self.xp.ndarray
             outcome = compare(to_numpy(results[name]), value, allowed[name])
-            assert outcome.ok, f"{op} {dtype} {first_shape(arrays)} {name}: {outcome}"
+            assert outcome.ok, f"{op} {dtype} {first_shape(arrays)} {options} {name}: {outcome}"
 
     def nan(self, count: int, precision: str = "float32") -> Any:
         """An output array that starts as NaN."""
@@ -223,12 +284,42 @@ class Bench:
             assert outcome.ok, f"{name}: {outcome}"
             assert np.isnan(behind.astype(np.float32)).all(), f"{name} is written behind its end"
 
-    def run_and_check(self, op: str, shape: tuple[int, ...], precision: str, seed: int = 0) -> dict[str, Any]:
+    def run_and_check(
+        self, op: str, shape: tuple[int, ...], precision: str, seed: int = 0, **sizes: Any
+    ) -> dict[str, Any]:
         """Run a layer on new inputs of a shape and compare it with the reference."""
-        arrays, gradients = self.inputs(op, shape, precision, seed), self.gradients(op, shape, precision, seed)
-        results = self.run(op, arrays, gradients)
-        self.check(op, arrays, gradients, results)
+        arrays, gradients = (make(op, shape, precision, seed, **sizes) for make in (self.inputs, self.gradients))
+        options = {name: value for name, value in sizes.items() if name in self.layer_class(op).spec.options}
+        results = self.run(op, arrays, gradients, **options)
+        self.check(op, arrays, gradients, results, **options)
         return results
+
+
+def dtype_of_call(spec: OpSpec, arrays: Arrays) -> np.dtype[Any]:
+    """The precision of a call: that of the first array that is no array of indices."""
+    dtype: np.dtype[Any] = next(array.dtype for name, array in arrays.items() if name not in spec.indices)
+    return dtype
+
+
+def with_addend(reference: Reference, addend: Any) -> Reference:
+    """A reference whose gradient of the input has something added to it."""
+    backward = reference.backward
+    assert backward is not None
+
+    def both(**given: Any) -> dict[str, Any]:
+        found = backward(**given)
+        return found | {"inp": found["inp"] + addend.astype(found["inp"].dtype)}
+
+    return dataclasses.replace(reference, backward=both)
+
+
+def _letter(axis: str) -> str:
+    return axis.lstrip("0123456789")
+
+
+def _size(axis: str, length: int) -> int:
+    """``3C`` of length 10 gives 4: lengths are rounded up to what the axis can be."""
+    return -(-length // int(axis[: len(axis) - len(_letter(axis))] or 1))
 
 
 def first_shape(arrays: Arrays) -> tuple[int, ...]:
