@@ -137,6 +137,8 @@ def parse_references(
             if names.count(name) > 1:
                 raise UnreadableError("the file defines it more than once")
             references.append(_read(source, item, file))
+        except RecursionError:
+            diagnostics.append(_warning(span, f"reference {name} cannot be read: it nests too deeply"))
         except UnreadableError as error:
             place = _place(source, span, error.coord)
             diagnostics.append(_warning(place, f"reference {name} cannot be read: {error}"))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from llmc2py.frontend.cooperative import COOPERATIVE_LAUNCH
 from llmc2py.frontend.declarations import declared, read_parameters, read_type
-from llmc2py.frontend.hostexpressions import ExpressionReader, callee
+from llmc2py.frontend.hostexpressions import DEEPEST, ExpressionReader, callee
 from llmc2py.frontend.items import branch_condition
 from llmc2py.frontend.statuschecks import without_checks
 from llmc2py.frontend.syntax import Node, SyntaxTree, child, named, parse, walk
@@ -24,13 +24,14 @@ class StatementReader:
     def __init__(self, tree: SyntaxTree) -> None:
         self.tree = tree
         self.expressions = ExpressionReader(tree)
+        self._depth = 0
 
     def read_body(self, node: Node | None) -> ir.Body:
         """Return the statements of a compound statement, or of one statement that stands for it."""
         if node is None:
             return ()
         nodes = named(node) if node.type in ("compound_statement", "else_clause") else [node]
-        if node.type == "else_clause" and len(nodes) == 1:
+        if node.type == "else_clause" and len(nodes) == 1 and nodes[0].type == "compound_statement":
             return self.read_body(nodes[0])
         return without_checks(tuple(statement for item in nodes for statement in self.read(item)))
 
@@ -40,7 +41,14 @@ class StatementReader:
         if method is None or (node.has_error and node.type in ("expression_statement", "declaration", "ERROR")):
             reason = "cannot be parsed" if node.has_error else f"{node.type.replace('_', ' ')} is not supported"
             return (ir.Unsupported(self.tree.span(node), self.tree.text(node), reason),)
-        result: ir.Body = method(node)
+        if self._depth > DEEPEST:
+            text = f"{self.tree.text(node)[:60]} …"
+            return (ir.Unsupported(self.tree.span(node), text, f"it nests more than {DEEPEST} levels deep"),)
+        self._depth += 1
+        try:
+            result: ir.Body = method(node)
+        finally:
+            self._depth -= 1
         return result
 
     def _compound_statement(self, node: Node) -> ir.Body:

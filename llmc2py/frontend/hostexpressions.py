@@ -11,6 +11,9 @@ from llmc2py.ir import expressions as ir
 from llmc2py.ir.types import CType, canonical_name
 
 _NUMBER = re.compile(r"^([-+]?)(0[xX][0-9a-fA-F']+|0[bB][01']+|[0-9']+)([uUlLzZ]*)$")
+#: More levels than anybody writes by hand, and few enough for each stage to go through them by recursion.
+DEEPEST = 64
+_LONGEST_NUMBER = 40
 _NAMED_CASTS = frozenset({"static_cast", "reinterpret_cast", "const_cast"})
 _SCALARS = frozenset({"int", "unsigned int", "float", "double", "bool", "unsigned long", "long", "char", "long long"})
 
@@ -20,6 +23,7 @@ class ExpressionReader:
 
     def __init__(self, tree: SyntaxTree) -> None:
         self.tree = tree
+        self._depth = 0
 
     def read(self, node: Node) -> ir.Expression:
         """Return the expression of a node; what is beyond the IR becomes ``Unreadable``."""
@@ -27,7 +31,14 @@ class ExpressionReader:
         if node.has_error or method is None:
             reason = "cannot be parsed" if node.has_error else f"{node.type.replace('_', ' ')} is not supported"
             return ir.Unreadable(self.tree.span(node), self.tree.text(node), reason)
-        result: ir.Expression = method(node)
+        if self._depth > DEEPEST:
+            text = f"{self.tree.text(node)[:60]} …"
+            return ir.Unreadable(self.tree.span(node), text, f"it nests more than {DEEPEST} levels deep")
+        self._depth += 1
+        try:
+            result: ir.Expression = method(node)
+        finally:
+            self._depth -= 1
         return result
 
     def read_all(self, nodes: list[Node]) -> tuple[ir.Expression, ...]:
@@ -45,7 +56,10 @@ class ExpressionReader:
             except ValueError:
                 return ir.Unreadable(span, text, "is no number that can be read")
         sign, digits, suffix = integer[1], integer[2].replace("'", ""), integer[3].lower()
-        value = int(digits, 0) if not re.fullmatch(r"0\d+", digits) else int(digits, 8)
+        is_octal = re.fullmatch(r"0\d+", digits) is not None
+        if len(digits) > _LONGEST_NUMBER or (is_octal and not set(digits) <= set("01234567")):
+            return ir.Unreadable(span, text[:_LONGEST_NUMBER], "is no number that can be read")
+        value = int(digits, 8 if is_octal else 0)
         base = "long" if "l" in suffix or "z" in suffix or value >= 2**31 else "int"
         number = ir.Number(span, value, CType(f"unsigned {base}" if "u" in suffix else base))
         return ir.Unary(span, "-", number) if sign == "-" else number
@@ -107,6 +121,8 @@ class ExpressionReader:
         return ir.Binary(self.tree.span(node), {"and": "&&", "or": "||"}.get(operator, operator), left, right)
 
     def _conditional_expression(self, node: Node) -> ir.Expression:
+        if node.child_by_field_name("consequence") is None:
+            return ir.Unreadable(self.tree.span(node), self.tree.text(node), "a ?: b is no standard C++")
         parts = [self.read(child(node, field)) for field in ("condition", "consequence", "alternative")]
         return ir.Conditional(self.tree.span(node), *parts)
 

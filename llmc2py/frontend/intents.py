@@ -139,7 +139,9 @@ class IntentAnalysis:
         if node.type == "call_expression" and self._callee(node) in _CASTS:
             return self._pointer_roots(function, named(child(node, "arguments"))[0])
         if node.type == "conditional_expression":
-            branches = (child(node, "consequence"), child(node, "alternative"))
+            # GNU's a ?: b has no consequence: it is the condition.
+            first = node.child_by_field_name("consequence") or child(node, "condition")
+            branches = (first, child(node, "alternative"))
             return tuple(dict.fromkeys(root for one in branches for root in self._pointer_roots(function, one)))
         return ()
 

@@ -11,7 +11,7 @@ import io
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,17 @@ OPEN_MACROS = frozenset(
     }
 )
 PRECISION_MACROS = frozenset({"ENABLE_FP32", "ENABLE_FP16", "ENABLE_BF16"})
+#: Words of CUDA, which sources define away for compilers that do not know them.
+_CUDA_WORDS = frozenset({"__global__", "__device__", "__host__", "__shared__", "__constant__", "__launch_bounds__"})
 
+LARGEST_FILE = 8 << 20
+#: Hand-written sources stay far below these; a few lines of macros or includes can ask for more than there is memory.
+_MOST_TOKENS = 2_000_000
+_MOST_INCLUDES = 2_000
+_DEEPEST_INCLUDE = 40
+
+_CONDITIONS = frozenset({"if", "ifdef", "ifndef", "elif"})
+_WITH_OPERAND = _CONDITIONS | {"define", "undef", "pragma"}
 _HAS_INCLUDE = re.compile(r"__has_include\s*\([^()\n]*\)")
 #: Headers of CUDA, which people include with quotes too.
 _TOOLKIT_HEADER = re.compile(
@@ -104,6 +114,8 @@ class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
         #: Where the #include stands that is being handled.
         self._directive = ("", 1)
         self._varying: set[str] = set()
+        self._tokens = 0
+        self._included = 0
 
     def relative(self, path: str) -> str:
         """Return a path as seen from the root."""
@@ -184,7 +196,29 @@ class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
         if not named and not self.tokenstrip(self.expand_macros([copy.copy(token) for token in tokens])):
             self._report(Severity.WARNING, *self._directive, "an #include that names no file is ignored")
             return
+        self._included += 1
+        if self._included > _MOST_INCLUDES:
+            raise ValueError(f"includes more than {_MOST_INCLUDES} files: an #include of itself without a guard?")
+        if self.include_depth > _DEEPEST_INCLUDE:
+            message = f"an #include more than {_DEEPEST_INCLUDE} deep is ignored: of itself without a guard?"
+            self._report(Severity.WARNING, *self._directive, message)
+            return
         yield from super().include(tokens, original_line)
+
+    def expand_macros(self, tokens: list[Any], expanding_from: Sequence[str] = ()) -> list[Any]:
+        """Expand macros; raises ValueError where a file asks for more than any hand-written one has use for."""
+        expanded: list[Any] = super().expand_macros(tokens, list(expanding_from))
+        self._tokens += len(expanded)
+        if self._tokens > _MOST_TOKENS:
+            raise ValueError(f"its macros expand to more than {_MOST_TOKENS:,} tokens")
+        return expanded
+
+    def define(self, tokens: Any) -> None:
+        """Define a macro; pcpp fails on some of those that are not well-formed."""
+        try:
+            super().define(tokens)
+        except LookupError:
+            self._report(Severity.WARNING, tokens[0].source, tokens[0].lineno, "a bad macro definition is ignored")
 
     def on_include_not_found(self, is_malformed: bool, is_system_include: bool, curdir: str, includepath: str) -> None:
         if is_malformed:
@@ -209,7 +243,12 @@ class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
             self._report(Severity.WARNING, *self._directive, message)
             raise OSError(f"{includepath} is outside the source tree")
         if path not in self.texts:
-            self.texts[path] = read_source(path)
+            try:
+                self.texts[path] = read_source(path)
+            except ValueError as error:
+                message = f"#include {quoted_name(self.relative(str(path)))} is ignored: it {error}"
+                self._report(Severity.WARNING, *self._directive, message)
+                raise OSError(f"{includepath} is no text") from error
         self.includes[self.relative(str(path))] = None
         return io.StringIO(self.texts[path])
 
@@ -227,8 +266,13 @@ class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
     ) -> bool | None:
         name = directive.value  # type: ignore[attr-defined]
         words = [tok.value for tok in toks if not tok.value.isspace()]  # type: ignore[attr-defined]
-        if name == "define" and words and words[0] in PRECISION_MACROS:
-            # The caller's arrays choose the precision, not the file.
+        if name in _WITH_OPERAND and _lacks_operand(words):
+            self._complete(directive, toks)
+        if name in ("define", "undef") and words[0] in PRECISION_MACROS | _CUDA_WORDS:
+            # The caller's arrays choose the precision, not the file; and the words of CUDA are what is looked for.
+            raise pcpp.OutputDirective(pcpp.Action.IgnoreAndRemove)
+        if name == "line":
+            # Places are those in the files that there are.
             raise pcpp.OutputDirective(pcpp.Action.IgnoreAndRemove)
         if name == "define" and ifpassthru and self._varies(toks):
             raise pcpp.OutputDirective(pcpp.Action.IgnoreAndPassThrough)
@@ -238,6 +282,16 @@ class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
             raise pcpp.OutputDirective(pcpp.Action.IgnoreAndRemove)
         super().on_directive_handle(directive, toks, ifpassthru, precedingtoks)
         return None if ifpassthru else True
+
+    def _complete(self, directive: Any, toks: list[Any]) -> None:
+        """Report a directive that lacks its operand; a condition without one is false, other directives are nothing."""
+        self._report(Severity.WARNING, directive.source, directive.lineno, f"#{directive.value} lacks what follows it")
+        if directive.value not in _CONDITIONS:
+            raise pcpp.OutputDirective(pcpp.Action.IgnoreAndRemove)
+        operand = copy.copy(directive)
+        is_number = directive.value in ("if", "elif")
+        operand.type, operand.value = (self.t_INTEGER, "0") if is_number else (self.t_ID, "__llmc2py_nothing")
+        toks[:] = [operand]
 
     def _varies(self, toks: list[Any]) -> bool:
         """Whether a macro has different values under different open conditions: the text has to go on naming it."""
@@ -251,11 +305,17 @@ class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
         return name in self._varying
 
     def on_error(self, file: str, line: int, msg: str) -> None:
-        self._report(Severity.WARNING, file, line, f"preprocessor: {msg}")
+        self._report(Severity.WARNING, file, line, f"preprocessor: {' '.join(msg.split())}")
         self.return_code += 1
 
     def _report(self, severity: Severity, file: str, line: int, message: str) -> None:
-        self.diagnostics.append(Diagnostic(severity, SourceSpan(self.relative(file), max(line, 1)), message))
+        shown = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in message)
+        self.diagnostics.append(Diagnostic(severity, SourceSpan(self.relative(file), max(line, 1)), shown))
+
+
+def _lacks_operand(words: list[str]) -> bool:
+    """Whether a directive ends before its operand, which pcpp takes for granted."""
+    return not words or words in (["!"], ["!", "defined"], ["!", "defined", "("])
 
 
 def quoted_name(path: str) -> str:
@@ -266,8 +326,10 @@ def quoted_name(path: str) -> str:
 def read_source(path: pathlib.Path) -> str:
     """Return the text of a source file: UTF-8 with or without a mark, else Latin-1; line ends become line feeds.
 
-    Raises ValueError for a file that is not text, OSError for one that cannot be read.
+    Raises ValueError for a file that is not text or too large, OSError for one that cannot be read.
     """
+    if path.stat().st_size > LARGEST_FILE:
+        raise ValueError(f"is larger than {LARGEST_FILE >> 20} MiB: not a hand-written source")
     data = path.read_bytes()
     if b"\0" in data:
         raise ValueError("holds NUL bytes: not a text file")
@@ -294,9 +356,13 @@ def preprocess(
         preprocessor.add_path(str(folder))
     for feature in features_of_kernels(texts[path], OPEN_MACROS):
         preprocessor.define(f"{feature} 1")
-    preprocessor.parse(texts[path], str(path))
     output = io.StringIO()
-    preprocessor.write(output)
+    try:
+        preprocessor.parse(texts[path], str(path))
+        preprocessor.write(output)
+    except (LookupError, TypeError, AttributeError, AssertionError) as error:
+        # pcpp was not made for text that is no program; whatever it stumbles over, the other files are read.
+        raise ValueError(f"the preprocessor fails on it ({type(error).__name__}: {error})") from error
     file = preprocessor.relative(str(path))
     text, lines = _strip_line_marks(output.getvalue(), file, preprocessor.relative)
     return PreprocessedText(

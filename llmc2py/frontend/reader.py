@@ -40,7 +40,6 @@ from llmc2py.ir.statements import Body
 from llmc2py.ir.types import CType
 
 _WRITING = frozenset({Intent.OUT, Intent.INOUT, Intent.ACCUMULATE})
-_LARGEST_FILE = 8 << 20
 
 
 @dataclass
@@ -95,23 +94,30 @@ def read_unit(path: pathlib.Path, root: pathlib.Path, cache: ReadCache) -> ReadU
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise ValueError("is no regular file")
-        if path.stat().st_size > _LARGEST_FILE:
-            raise ValueError(f"is larger than {_LARGEST_FILE >> 20} MiB: not a hand-written source")
         if not name.isprintable():
             raise ValueError("its name holds control characters")
         text = preprocess(path, root, cache.texts, cache.headers)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        why = Diagnostic(Severity.ERROR, SourceSpan(name, 1), f"cannot be read: {reason}")
-        return ReadUnit(None, (why,), _hashes([path] if path in cache.texts else [], root, cache))
-    unit = UnitReader(text, cache.items, cache.bodies)
+        return _unreadable(path, reason, root, cache)
+    except RecursionError:
+        return _unreadable(path, "its macros nest too deeply", root, cache)
     references, found = parse_references(cache.texts[path], name)
     converted = tuple(Reference(item.name, item.span, item.double_params, item.double_source) for item in references)
     read = [path, *(root / included for included in text.includes)]
-    file = unit.read(converted)
+    try:
+        unit = UnitReader(text, cache.items, cache.bodies)
+        file = unit.read(converted)
+    except RecursionError:
+        return _unreadable(path, "it nests too deeply", root, cache)
     diagnostics = (*text.diagnostics, *unit.diagnostics, *found)
     probes = frozenset(os.path.relpath(probe, root) for probe in text.probes)
     return ReadUnit(file, diagnostics, _hashes(read, root, cache), probes)
+
+
+def _unreadable(path: pathlib.Path, reason: str, root: pathlib.Path, cache: ReadCache) -> ReadUnit:
+    why = Diagnostic(Severity.ERROR, SourceSpan(path.relative_to(root).as_posix(), 1), f"cannot be read: {reason}")
+    return ReadUnit(None, (why,), _hashes([path] if path in cache.texts else [], root, cache))
 
 
 def _hashes(paths: Iterable[pathlib.Path], root: pathlib.Path, cache: ReadCache) -> dict[str, str]:

@@ -35,12 +35,16 @@ class ScopeReader:
             self._read(declaration)
         self._read_assignments(items)
 
-    def resolve(self, ctype: CType) -> CType:
-        """Return a type with its alias replaced; ``floatX``-like names become ``floatX``."""
+    def resolve(self, ctype: CType, seen: frozenset[str] = frozenset()) -> CType:
+        """Return a type with its alias replaced; ``floatX``-like names become ``floatX``.
+
+        ``seen`` are the aliases that led here: one that leads back to itself stays as it is.
+        """
         alias = self.aliases.get(ctype.base)
         if alias is None or alias.arguments:
             return CType(canonical_name(ctype.base), ctype.pointers, ctype.const)
-        inner = self.resolve(alias.type) if alias.type.base != ctype.base else alias.type
+        seen |= {ctype.base}
+        inner = self.resolve(alias.type, seen) if alias.type.base not in seen else alias.type
         return CType(inner.base, inner.pointers + ctype.pointers, ctype.const or inner.const)
 
     def _read_aliases(self) -> dict[str, TypeAlias]:

@@ -256,9 +256,13 @@ class ExpressionLowering:
         operator, level = _OPERATORS[node.operator]
         if left.text.isdigit() and right.text.isdigit() and node.operator in _FOLDED and int(right.text):
             value = _FOLDED[node.operator](int(left.text), int(right.text))
+            if value >= 2**64:
+                raise SourceError(node.span, "the constant does not fit into 64 bits")
             return Lowered(str(value), promote(left.type, right.type), is_natural=True)
         ctype = INT if UNKNOWN in (left.type, right.type) else promote(left.type, right.type)
         if level == SHIFT:
+            if right.text.isdigit() and int(right.text) > 63:
+                raise SourceError(node.span, f"a shift by {right.text} bits is undefined")
             ctype = promoted(left.type)
         elif level == COMPARE:
             return self._comparison(node, operator, left, right)
