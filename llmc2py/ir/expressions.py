@@ -179,10 +179,16 @@ class Unreadable(Expression):
     reason: str
 
 
+#: Types of what is no part of an expression: nearly all that nodes hold.
+_LEAVES = frozenset({SourceSpan, CType, str, int, float, bool, type(None)})
+
+
 def walk(expression: Expression) -> list[Expression]:
     """Return the expression and all that it is made of."""
     found: list[Expression] = [expression]
     for value in vars(expression).values():
+        if type(value) in _LEAVES:
+            continue
         for item in value if isinstance(value, tuple) else (value,):
             if isinstance(item, Expression):
                 found += walk(item)
