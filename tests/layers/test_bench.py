@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.layers.test_every_layer import OPS
 
-@pytest.mark.parametrize("op", ["gelu", "residual", "layernorm", "fused_residual"])
+
+@pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
 def test_one_wrong_element_is_found(bench, op, precision):
     arrays, gradients = bench.inputs(op, (16, 24), precision), bench.gradients(op, (16, 24), precision)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -60,7 +62,53 @@ def test_a_wrong_shape(bench):
     refused(bench, "layernorm", (bench.xp.ones((), F32),), ValueError, "LayerNorm: `inp` has no axes")
 
 
-@pytest.mark.parametrize("op", ["gelu", "residual", "layernorm", "fused_residual"])
+#: What of each layer says which dtypes it takes: those with parameters say first that these have another.
+PRODUCTS = ["linear", "linear_gelu", "mlp"]
+FIRST = {"attention": "inp", "classifier": "logits", "crossentropy": "logits", "softmax": "inp"}
+
+
+@pytest.mark.parametrize("op", [*FIRST, *PRODUCTS])
+@pytest.mark.parametrize("dtype", [np.float64, np.int32, np.bool_])
+def test_a_wrong_dtype_of_the_first_input(bench, op, dtype):
+    arrays = bench.inputs(op, (3, 8), "float32")
+    first, *others = (arrays[name] for name in bench.layer_class(op).spec.inputs)
+    name, layer = np.dtype(dtype).name, bench.references[op].layer
+    message = rf"`{FIRST.get(op, 'inp')}` is {name}; float32 or float16 or bfloat16 is taken \(convert with \.astype"
+    if op in PRODUCTS and dtype is np.float64:
+        message = r".*the input is float64 on .*; move the layer with `\.to\(x\)` or convert the input"
+    refused(bench, op, (first.astype(dtype), *others), TypeError, f"^{layer}: {message}")
+
+
+@pytest.mark.parametrize(("op", "weight"), [("linear", "weight"), ("linear_gelu", "weight"), ("mlp", "fcw")])
+def test_rows_of_another_length_than_the_weight(bench, op, weight):
+    layer, others = bench.references[op].layer, bench.inputs(op, (3, 8), "float32")[weight].shape[0]
+    message = rf"^{layer}: `{weight}` has shape \({others}, 8\); beside `inp` of \(3, 9\) it needs \({others}, 9\)$"
+    refused(bench, op, (bench.array((3, 9), "float32"),), ValueError, message)
+    refused(bench, op, (bench.xp.ones((), F32),), ValueError, f"^{layer}: `inp` has no axes; at least one is needed$")
+    half = bench.array((3, 8), "float16")
+    refused(
+        bench, op, (half,), TypeError, rf"^{layer}: the parameters are float32 on .*, the input is float16 on .*\.to"
+    )
+
+
+@pytest.mark.parametrize("op", PRODUCTS)
+def test_parameters_that_do_not_fit_each_other(bench, op):
+    arrays = bench.inputs(op, (3, 8), "float32")
+    layer = bench.make(op, arrays)
+    name = next(name for name in layer.spec.parameters if arrays[name].ndim == 1)
+    right, size = getattr(layer, name).data, arrays[name].size
+    getattr(layer, name).data = bench.array((size + 1,), "float32")
+    message = rf"`{name}` has shape \({size + 1},\); beside `inp` of \(3, 8\) it needs \({size},\)"
+    with pytest.raises(ValueError, match=message):
+        layer(arrays["inp"])
+    getattr(layer, name).data = right.astype(np.float16)
+    with pytest.raises(TypeError, match=rf"`{name}` is float16, `inp` is float32; convert one with \.astype"):
+        layer(arrays["inp"])
+    getattr(layer, name).data = right
+    layer(arrays["inp"])
+
+
+@pytest.mark.parametrize("op", ["gelu", "residual", "layernorm", "fused_residual", *FIRST, *PRODUCTS])
 @pytest.mark.parametrize(
     ("value", "kind", "hint"),
     [
@@ -74,7 +122,7 @@ def test_a_wrong_shape(bench):
 def test_what_is_no_array(bench, op, value, kind, hint):
     names = list(bench.layer_class(op).spec.inputs)
     refused(bench, op, [value] * len(names), TypeError, rf"`{names[0]}` is a {kind}; .* is taken: .*{hint}")
-    if len(names) == 2:
+    if names[1:] == ["inp2"]:
         x = bench.array((3, 8), "float32")
         refused(bench, op, (x, value), TypeError, rf"`inp2` is a {kind}; .* is taken: .*{hint}")
 
@@ -89,9 +137,10 @@ def test_what_is_no_array(bench, op, value, kind, hint):
     ],
     ids=["shape", "dtype", "list", "none"],
 )
-@pytest.mark.parametrize("op", ["gelu", "layernorm"])
+@pytest.mark.parametrize("op", ["gelu", "layernorm", "linear", "linear_gelu", "mlp", "softmax"])
 def test_a_wrong_gradient(bench, op, make, error, message):
-    arrays, gradients = bench.inputs(op, (3, 8), "float32"), bench.gradients(op, (3, 8), "float32")
+    sizes = {"OC": 8} if op.startswith("linear") else {}
+    arrays, gradients = (make_arrays(op, (3, 8), "float32", **sizes) for make_arrays in (bench.inputs, bench.gradients))
     leaves, outputs = bench.forward(bench.make(op, arrays), arrays)
     with pytest.raises(error, match=message):
         outputs["out"].backward(make(bench.xp))
@@ -101,6 +150,34 @@ def test_a_wrong_gradient(bench, op, make, error, message):
     for name, leaf in leaves.items():
         # Blocks on a GPU add to one sum in any order.
         bench.xp.testing.assert_allclose(leaf.grad, wanted[f"d{name}"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("op", ["attention", "encoder", "crossentropy", "classifier"])
+def test_a_wrong_gradient_of_an_output_of_another_shape(bench, op):
+    arrays = bench.inputs(op, (2, 3, 12), "float32")
+    ((_, gradient),) = bench.gradients(op, (2, 3, 12), "float32").items()
+    leaves, outputs = bench.forward(bench.make(op, arrays), arrays)
+    ((_, out),) = outputs.items()
+    wide = bench.xp.ones((*gradient.shape, 2), F32)
+    with pytest.raises(ValueError, match=re.escape(f"the gradient has shape {wide.shape}, its array has {out.shape}")):
+        out.backward(wide)
+    with pytest.raises(TypeError, match="the gradient is float16, its array is float32"):
+        out.backward(gradient.astype(np.float16))
+    assert all(leaf.grad is None for leaf in leaves.values())
+    out.backward(gradient)
+    assert all(leaf.grad is not None for leaf in leaves.values())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", ["classifier", "crossentropy", "encoder"])
+def test_indices_on_another_backend(bench, package, op):
+    cupy = pytest.importorskip("cupy")
+    arrays = bench.inputs(op, (2, 3, 12), "float32")
+    layer = bench.make(op, arrays)
+    (indices,) = layer.spec.indices
+    elsewhere = np.asarray(bench.numpy(arrays[indices])) if bench.xp is cupy else cupy.asarray(arrays[indices])
+    with pytest.raises(TypeError, match=r"move one of them|move the layer"):
+        layer(*((arrays | {indices: elsewhere})[name] for name in layer.spec.inputs))
 
 
 @pytest.mark.gpu

@@ -1,0 +1,131 @@
+"""FusedClassifier, CrossEntropy and Softmax: vocabularies, padding, and the gradient in the place of the logits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from llmc2py.runtime import Tensor, no_grad
+from llmc2py.runtime.dtypes import PRECISIONS
+
+VOCABULARIES = [(1, 1), (2, 1), (5, 5), (24, 17), (33, 31), (129, 128), (136, 129), (2056, 2050)]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("width", "size"), VOCABULARIES)
+def test_vocabularies_on_and_off_the_packets(bench, width, size, precision):
+    bench.run_and_check("classifier", (5, width), precision, V=size)
+    bench.run_and_check("crossentropy", (5, size), precision)
+    bench.run_and_check("softmax", (5, width), precision)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2, 7])
+@pytest.mark.parametrize("width", [24, 23])
+def test_losses_of_several_batches_add_up(bench, width, accumulation):
+    bench.run_and_check("classifier", (4, 3, width), "float32", V=19, accumulation=accumulation)
+    logits, targets = bench.inputs("classifier", (4, 3, width), "float32", V=19).values()
+    layers = bench.layers.FusedClassifier(19), bench.layers.FusedClassifier(19, accumulation=accumulation)
+    whole, part = (bench.numpy(layer(logits, targets).data) for layer in layers)
+    np.testing.assert_allclose(accumulation * part, whole, rtol=1e-6)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("width", [24, 23])
+def test_what_lies_behind_the_vocabulary_does_not_count(bench, width, precision):
+    arrays, gradients = (make("classifier", (6, width), precision, V=17) for make in (bench.inputs, bench.gradients))
+    results = bench.run("classifier", arrays, gradients, V=17)
+    assert not results["dlogits"][:, 17:].any()
+    other = arrays["logits"].copy()
+    other[:, 17:] = 60
+    again = bench.run("classifier", arrays | {"logits": other}, gradients, V=17)
+    for name, result in results.items():
+        bench.xp.testing.assert_array_equal(again[name], result)
+
+
+def run_whole(bench, arrays, *gradient, **options):
+    """The loss and the gradient of logits that are the output of another layer, as in a model."""
+    x = Tensor(arrays["logits"])
+    logits = bench.layers.Residual()(x, bench.xp.zeros_like(arrays["logits"]))
+    loss = bench.layers.FusedClassifier(17, **options)(logits, arrays["targets"])
+    loss.backward(*gradient)
+    return loss.data, x.grad, logits.data
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("width", [24, 23])
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_gradient_that_is_left_out_is_one(bench, width, precision, accumulation, inplace):
+    arrays = bench.inputs("classifier", (6, width), precision, V=17)
+    options = {"accumulation": accumulation, "inplace": inplace}
+    one = bench.xp.ones((), np.float32)
+    for given, left_out in zip(
+        run_whole(bench, arrays, one, **options), run_whole(bench, arrays, **options), strict=True
+    ):
+        bench.xp.testing.assert_array_equal(given, left_out)
+    halved = run_whole(bench, arrays, bench.xp.full((), 0.5, np.float32), **options)
+    bench.xp.testing.assert_allclose(
+        2 * halved[1].astype(np.float32), run_whole(bench, arrays)[1] / accumulation, rtol=2e-2, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("record", [True, False])
+def test_in_place_the_logits_become_their_gradient(bench, precision, record):
+    arrays = bench.inputs("classifier", (6, 24), precision, V=17)
+    loss, gradient, logits = run_whole(bench, arrays)
+    bench.xp.testing.assert_array_equal(logits, arrays["logits"])
+    given = Tensor(arrays["logits"].copy(), requires_grad=record)
+    targets = arrays["targets"].copy()
+    layer = bench.layers.FusedClassifier(17, inplace=True)
+    if record:
+        in_place = layer(given, targets)
+        in_place.backward()
+        bench.xp.testing.assert_array_equal(given.grad, gradient)
+    else:
+        with no_grad():
+            in_place = layer(given, targets)
+    bench.xp.testing.assert_array_equal(in_place.data, loss)
+    bench.xp.testing.assert_array_equal(given.data, gradient)
+    bench.xp.testing.assert_array_equal(targets, arrays["targets"])
+
+
+def test_the_gradient_of_a_leaf_in_place_is_an_array_of_its_own(bench):
+    arrays = bench.inputs("classifier", (6, 24), "float32", V=17)
+    given = Tensor(arrays["logits"].copy())
+    bench.layers.FusedClassifier(17, inplace=True)(given, arrays["targets"]).backward()
+    given.grad[...] = 7
+    assert not (given.data == 7).any()
+
+
+def test_the_loss_and_the_crossentropy_agree(bench):
+    arrays = bench.inputs("classifier", (3, 5, 24), "float32", V=24)
+    mean = bench.layers.FusedClassifier(24)(*arrays.values()).data
+    losses = bench.layers.CrossEntropy()(*arrays.values()).data
+    np.testing.assert_allclose(bench.numpy(mean), bench.numpy(losses).mean(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("op", ["classifier", "crossentropy"])
+def test_logits_that_no_exponential_holds(bench, op):
+    arrays = bench.inputs(op, (6, 24), "float32")
+    arrays["logits"] = 1000 * arrays["logits"]
+    results = bench.run(op, arrays, bench.gradients(op, (6, 24), "float32"))
+    assert np.isfinite(bench.numpy(results["dlogits"])).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"V": 25}, r"^FusedClassifier needs 0 < V <= Vp, but V = 25, Vp = 24$"),
+        ({"V": 17, "accumulation": 0}, r"^FusedClassifier needs accumulation > 0, but accumulation = 0$"),
+        ({"V": 17, "accumulation": -1}, r"^FusedClassifier needs accumulation > 0, but accumulation = -1$"),
+    ],
+    ids=["longer", "no batch", "fewer batches"],
+)
+@pytest.mark.parametrize("inplace", [False, True])
+def test_options_that_do_not_fit_are_refused(bench, options, message, inplace):
+    logits, targets = bench.inputs("classifier", (3, 24), "float32").values()
+    before = logits.copy()
+    with pytest.raises(ValueError, match=message):
+        bench.layers.FusedClassifier(**options, inplace=inplace)(logits, targets % 1)
+    bench.xp.testing.assert_array_equal(logits, before)
