@@ -218,7 +218,7 @@ def test_a_bug_is_one_line_and_a_traceback_on_demand(source, monkeypatch):
     def fail(*_):
         raise KeyError("two\nlines")
 
-    monkeypatch.setattr(pipeline, "generate", fail)
+    monkeypatch.setattr(results, "generate", fail)
     plain = run("generate", source)
     assert plain.exit_code == 70
     (line,) = plain.stderr.splitlines()
