@@ -12,7 +12,7 @@ import time
 import pytest
 from click.testing import CliRunner
 
-from llmc2py import __version__, pipeline
+from llmc2py import __version__, results
 from llmc2py.cli import cli
 from llmc2py.runtime.environment import Finding
 from llmc2py.verify import report
