@@ -108,7 +108,7 @@ def _check_arrays(entry: CatalogEntry) -> None:
     if not entry.inputs[0].shape:
         raise _error(entry, f"shape of {entry.inputs[0].name}: the first input begins with {LEADING!r}")
     for one in entry.parameters:
-        if LEADING in one.shape:
+        if not all(axis.isidentifier() for axis in one.shape):
             raise _error(entry, f"shape of parameter {one.name}: its axes are letters alone")
         if one.init not in (None, *_INITIAL):
             raise _error(entry, f"parameter {one.name}: init is one of {', '.join(sorted(_INITIAL))}")

@@ -61,6 +61,31 @@ def lower(text: str, known: Any = ("inp", "weight"), line: int = 1, protected: A
         ("act(copy(inp), inp, inp.size)", ["act(copy(inp), inp, inp.size)"]),
         ("copy[N, (32, 2)](empty_like(inp), inp, N)", ["copy_kernel[N, (32, 2)](empty_like(inp), inp, N)"]),
         ("a = cast(as_float32(inp), weight)", ["a = cast(as_float32(inp), weight)"]),
+        ("require(0 < N <= C)", ['require("Op", 0 < N <= C, "0 < N <= C", N=N, C=C)']),
+        (
+            'require(mode == "a" or N > 1)',
+            ['require("Op", mode == "a" or N > 1, "mode == \'a\' or N > 1", mode=mode, N=N)'],
+        ),
+        (
+            "a = empty((*lead, T, C), dtype)\nput(a, inp, (N, C))\nscale(a, 2)",
+            ["a = empty((*lead, T, C), dtype, inp)", "put(a, inp, (N, C))", "scale(a, 2)"],
+        ),
+        ("a = ones(lead, dtype)", ["a = ones(lead, dtype, inp)"]),
+        (
+            "a = None if weight is None else accumulator(weight)",
+            ["a = None if weight is None else accumulator(ctx, 1, weight)"],
+        ),
+        ("a = inp if mode else copy(inp)", ["a = inp if mode else copy(inp)"]),
+        ("a = as_type(cropped(inp, (N, C)), dtype)", ["a = as_type(cropped(inp, (N, C)), dtype)"]),
+        (
+            "a = copy(inp)\nif not starts_alone:\n    scale(a, inp)",
+            ["a = copy(inp)", "if not ctx.starts_alone:", "    scale(a, inp)"],
+        ),
+        (
+            "a = copy(inp)\ncudnn.attention_forward(a, a, inp, N, T, NH, C // NH)",
+            ["a = copy(inp)", "cudnn.attention_forward(a, a, inp, N, T, NH, C // NH)"],
+        ),
+        ("act(copy(inp), inp, next_seed())", ["act(copy(inp), inp, next_seed())"]),
         (
             "if N > 1:\n    a = zeros_like(inp)\nelse:\n    a = copy(inp)\nact(a, a, N)",
             ["if N > 1:", "    a = zeros_like(inp)", "else:", "    a = copy(inp)", "act(a, a, N)"],
@@ -74,6 +99,24 @@ def test_what_is_left_out_is_filled_in(text: str, lines: list[str]) -> None:
 def test_the_names_that_the_lines_use_are_noted() -> None:
     recipe = lower("a = empty((N,), float32)\ncopy[1, 2](a, inp, min(N, vector))\nd = device.warpSize")
     assert recipe.names == {"empty", "float32", "copy_kernel", "vector", "device_of"}
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "values"),
+    [
+        ("require(T <= C)", {"require"}, {"T", "C"}),
+        ("a = copy(inp)\nput(a, inp, (N,))", {"copy", "put"}, {"N"}),
+        ("a = empty(lead, dtype)", {"empty"}, {"lead", "dtype"}),
+        ("n = ceil_div(NH, vector)", {"ceil_div", "vector"}, {"NH", "dtype"}),
+        ("a = copy(inp)\ncudnn.attention_backward(a, inp, inp, inp, inp, 1, 2, 3, 4)", {"copy", "cudnn"}, set()),
+        ("a = copy(inp)\nelementwise(act8, a, inp, N)", {"copy", "act8", "elementwise"}, {"N", "dtype"}),
+        ("a = copy(inp)\nif not starts_alone:\n    scale(a, inp)", {"copy", "scale"}, set()),
+    ],
+)
+def test_the_names_and_values_that_are_needed_are_noted(text: str, names: set[str], values: set[str]) -> None:
+    recipe = lower(text)
+    assert recipe.names == names
+    assert recipe.values == values
 
 
 def test_elementwise_calls_with_the_quantum_of_the_launcher() -> None:
@@ -128,6 +171,19 @@ def test_elementwise_is_a_plain_call_where_any_count_will_do(launcher: str) -> N
         ),
         ("inp.act(N)", "1:1: recipe: a launcher, or a kernel with [grid, block], is called"),
         ("copy[1](inp, inp, N)", "1:1: recipe: a launcher, or a kernel with [grid, block], is called"),
+        ("require()", "1:1: recipe: require(condition) is taken"),
+        ("require(N, C)", "1:1: recipe: require(condition) is taken"),
+        ("require(N > 0, text=1)", "1:1: recipe: require(condition) is taken"),
+        ("a = copy(inp)\nrequire(Z > 1)", "2:9: recipe: Z is not known here"),
+        ("put(inp, weight, (N, C))", "1:1: recipe: put writes to inp, which belongs to the caller: copy it first"),
+        ("scale(weight, 2)", "1:1: recipe: scale writes to weight, which belongs to the caller: copy it first"),
+        (
+            "if N:\n    cudnn.attention_forward(copy(inp), inp, inp, N, T, NH, C)",
+            "2:5: recipe: attention_forward writes to inp, which belongs to the caller: copy it first",
+        ),
+        ("cudnn.softmax(inp)", "1:1: recipe: a launcher, or a kernel with [grid, block], is called"),
+        ("a = cudnn.attention_forward(inp)", "1:5: recipe: cudnn.attention_forward() is no function of recipes"),
+        ("a = put(inp, inp, (N,))", "1:5: recipe: put() is no function of recipes"),
         ("for i in N:\n    a = i", "1:1: recipe: a recipe has assignments, calls and if alone"),
         ("a, b = inp, inp", "1:1: recipe: a recipe has assignments, calls and if alone"),
         ("a = b = inp", "1:1: recipe: a recipe has assignments, calls and if alone"),
@@ -223,6 +279,125 @@ def test_the_place_is_that_of_the_entrys_file(
     assert diagnostic.startswith(f"twice.toml:{place}: error: {subject}{said}")
     assert diagnostic.endswith("; the layer Twice is left out")
     assert "layers.py" not in made.files
+
+
+#: An op with all that the shapes, dtypes and options of an entry can be.
+MANY = '''\
+name = "many"
+layer = "Many"
+summary = "Everything at once."
+source = "twice.cu"
+launchers = ["run"]
+[inputs]
+inp = "* T 3C"
+ids = { shape = "*", below = "V" }
+[parameters]
+table = { shape = "V C", init = "normal" }
+shift = { shape = "C", init = "zeros", optional = true }
+[options]
+NH = { type = "int" }
+mode = { type = "str", default = "fast" }
+[outputs]
+out = "* T C"
+[intermediates]
+kept = "* C"
+[forward]
+saves = ["ids", "table", "kept"]
+recipe = """
+require(C % NH == 0)
+out = zeros((*lead, T, C), dtype)
+kept = zeros((*lead, C), dtype)
+"""
+[backward]
+gradients = { inp = "dinp", table = "dtable", shift = "dshift" }
+recipe = """
+scale(kept, NH)
+dinp = zeros((*lead, T, 3 * C), dtype)
+dtable = accumulator(table)
+dshift = zeros((C,), dtype)
+if V % vector == 0 and mode == "fast":
+    run(dtable, dout, N)
+"""
+[reference]
+forward = "out = inp"
+'''
+
+
+def many(folder: pathlib.Path, old: str = "", new: str = "") -> Any:
+    assert old in MANY
+    (folder / "twice.cu").write_text(SOURCE)
+    (folder / "twice.toml").write_text(MANY.replace(old, new, 1) if old else MANY)
+    return generate(folder)
+
+
+def lines_between(text: str, first: str, last: str) -> list[str]:
+    """The lines of a pass as far as the recipe's own, without their indent."""
+    body = text[text.index('"""Return', text.index(first)) :]
+    return [line.strip() for line in body[: body.index(last)].splitlines()[1:-1]]
+
+
+def test_a_pass_begins_with_checks_sizes_and_what_is_kept(tmp_path: pathlib.Path) -> None:
+    made = many(tmp_path)
+    assert made.diagnostics == ()
+    text = made.files["many.py"]
+    assert lines_between(text, "def forward(", "require(") == [
+        'inp = take("Many", "inp", inp, DTYPES)',
+        'N, T, inp_C = rows("Many", "inp", inp, 2)',
+        'C = part("Many", "inp", inp_C, 3, "C")',
+        'V = length("Many", "table", table, 0, 2)',
+        'ids = take_indices("Many", "ids", ids, inp.shape[:-2], V, "inp", inp)',
+        'table = take_like("Many", "table", table, (V, C), "inp", inp)',
+        'shift = None if shift is None else take_like("Many", "shift", shift, (C,), "inp", inp)',
+        "lead = inp.shape[:-2]",
+        "dtype = inp.dtype",
+        "ctx.NH = NH",
+        "ctx.V = V",
+        "ctx.mode = mode",
+    ]
+    assert lines_between(text, "def backward(", "scale(") == [
+        "ids, table, kept = ctx.saved",
+        "dout = contiguous(dout)",
+        "NH = ctx.NH",
+        "V = ctx.V",
+        "mode = ctx.mode",
+        'N, T, C = rows("Many", "dout", dout, 2)',
+        "lead = dout.shape[:-2]",
+        "dtype = dout.dtype",
+        "vector = 16 // dtype.itemsize",
+    ]
+    signature = 'inp: Array, ids: Array, table: Array, shift: Array | None, NH: int, mode: str = "fast"'
+    assert signature in " ".join(text.split()).replace("( ", "(")
+    assert "return dinp, None, dtable, dshift, None, None" in text
+    assert 'def __init__( self, V: int, C: int, NH: int, *, shift: bool = True, mode: str = "fast",' in " ".join(
+        made.files["layers.py"].split()
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place", "said"),
+    [
+        ("scale(kept, NH)", "scale(table, NH)", "29:1", "recipe: scale writes to table, which belongs to the caller"),
+        ("scale(kept, NH)", "scale(dout, NH)", "29:1", "recipe: scale writes to dout, which belongs to the caller"),
+        ("require(C % NH == 0)", "require(C % HS == 0)", "22:13", "recipe: HS is not known here"),
+        ("accumulator(table)", "accumulator(kept)", "31:10", "recipe: accumulator(kept): an input of the op is added"),
+        ('NH = { type = "int" }', 'C = { type = "int" }', "1:1", "many: option C: the name is taken"),
+        ('mode = { type = "str"', 'saved = { type = "str"', "1:1", "many: option saved: the name is taken"),
+        ('mode = { type = "str"', 'inp = { type = "str"', "1:1", "many: option inp: the name is taken"),
+        ('init = "normal"', 'init = "random"', "1:1", "many: parameter table: init is one of normal, ones, zeros"),
+        ('shape = "V C"', 'shape = "V 2C"', "1:1", "many: shape of parameter table: its axes are letters alone"),
+        ('shape = "V C"', 'shape = "V 3"', "1:1", "many: shape of parameter table: its axes are letters alone"),
+        ('shape = "V C"', 'shape = "* C"', "1:1", "many: shape of parameter table: its axes are letters alone"),
+        ('table = "dtable", ', "", "1:1", "many: backward gives gradients of ['inp', 'shift'], the inputs are"),
+        ('out = "* T C"', 'out = { shape = "* T C", dtype = "float8" }', "1:1", "many: out: dtype is one of boolean"),
+        ('"table", "kept"]', '"table", "lost"]', "1:1", "many: forward has no lost"),
+    ],
+)
+def test_what_does_not_fit_in_shapes_options_and_passes(
+    tmp_path: pathlib.Path, old: str, new: str, place: str, said: str
+) -> None:
+    (diagnostic,) = map(str, many(tmp_path, old, new).diagnostics)
+    assert diagnostic.startswith(f"twice.toml:{place}: error: {said}")
+    assert diagnostic.endswith("; the layer Many is left out")
 
 
 @pytest.mark.parametrize("name", ["copy", "empty", "float32", "take", "vector"])
