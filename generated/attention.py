@@ -24,7 +24,7 @@ from llmc2py.runtime import (
     launcher,
 )
 from llmc2py.runtime.dtypes import bfloat16, float16, float32
-from llmc2py.runtime.ops import contiguous, cropped, empty, padded, part, put, require, rows, take
+from llmc2py.runtime.ops import contiguous, cropped, empty, fitted, part, put, require, rows, take
 
 from .linear import matmul_cublaslt
 
@@ -324,7 +324,7 @@ class AttentionFunction(Function):
             scratch = empty((N, P, C), dtype, dout)
             dpacked = empty((N, P, 3 * C), dtype, dout)
             if N * T * C > 0:
-                attention_backward(dpacked, dqkv, dweights, scratch, padded(dout, (N, P, C)), qkv, weights, N, P, C, NH)
+                attention_backward(dpacked, dqkv, dweights, scratch, fitted(dout, (N, P, C)), qkv, weights, N, P, C, NH)
             dinp = cropped(dpacked, (*lead, T, 3 * C))
         return dinp, None, None
 

@@ -9,8 +9,27 @@ from typing import Any
 
 from llmc2py.runtime import Context, Function, Tensor, ceil_div
 from llmc2py.runtime.dtypes import bfloat16, float16, float32
-from llmc2py.runtime.ops import contiguous, copy, cropped, padded, require, rows, scale, take, take_indices, zeros
+from llmc2py.runtime.ops import (
+    as_float32,
+    assign,
+    clear,
+    contiguous,
+    copy,
+    cropped,
+    empty,
+    fitted,
+    ones,
+    require,
+    rows,
+    scale,
+    take,
+    take_indices,
+    zeros,
+)
 
+from .crossentropy import crossentropy_forward1
+from .dev.cuda.crossentropy_softmax_backward import crossentropy_softmax_backward1
+from .dev.cuda.softmax_forward import softmax_forward3
 from .llmc.cuda_utils import global_sum_deterministic
 from .llmc.fused_classifier import fused_classifier
 
@@ -52,14 +71,28 @@ class FusedClassifierFunction(Function):
         require("FusedClassifier", accumulation > 0, "accumulation > 0", accumulation=accumulation)
         losses = zeros((N,), float32, logits)
         share = 1.0 / max(N * accumulation, 1)
-        if Vp % vector == 0:
-            dlogits = logits if inplace else copy(logits)
-            fused_classifier(dlogits, losses, share, targets, N, 1, V, Vp, True)
+        if 1024 * vector > V or V % vector > 1:
+            probs = empty((N, V), float32, logits)
+            softmax_forward3(probs, as_float32(fitted(logits, (N, V))), N, V, 32)
+            crossentropy_forward1(losses, probs, targets, N, 1, V, 128)
+            shares = ones((N,), float32, logits)
+            scale(shares, share)
+            slopes = zeros((N, V), float32, logits)
+            crossentropy_softmax_backward1(slopes, shares, probs, targets, N, 1, V, 256)
+            dlogits = logits if inplace else empty((*lead, Vp), dtype, logits)
+            assign(dlogits, fitted(slopes, (N, Vp)))
         else:
-            W = ceil_div(Vp, vector) * vector
-            wide = padded(logits, (N, W))
-            fused_classifier(wide, losses, share, targets, N, 1, V, W, True)
-            dlogits = cropped(wide, (*lead, Vp))
+            if Vp % vector == 0:
+                dlogits = logits if inplace else copy(logits)
+                fused_classifier(dlogits, losses, share, targets, N, 1, V, Vp, True)
+                clear(dlogits, V)
+            else:
+                W = ceil_div(Vp, vector) * vector
+                wide = fitted(logits, (N, W))
+                fused_classifier(wide, losses, share, targets, N, 1, V, W, True)
+                clear(wide, V)
+                dlogits = logits if inplace else empty((*lead, Vp), dtype, logits)
+                assign(dlogits, cropped(wide, (*lead, Vp)))
         loss = zeros((), float32, logits)
         if N > 0:
             global_sum_deterministic(loss, losses, N)

@@ -85,7 +85,8 @@ class FusedClassifier(Layer):
 
     loss = -mean(log(softmax(logits[..., :V])[targets])) / accumulation, in float32
 
-    Fast sizes: Vp a multiple of 4 (float32) or 8 (float16, bfloat16). Source: llmc/fused_classifier.cuh:79.
+    Fast sizes: Vp a multiple of 4 (float32) or 8 (float16, bfloat16), V from 4096 (float32) or 8192 on and at most
+    one more than a multiple of these. Source: llmc/fused_classifier.cuh:79.
     """
 
     spec = OpSpec(

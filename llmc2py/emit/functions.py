@@ -12,9 +12,9 @@ from llmc2py.ir.plans import ArraySpec, OpPlan, OptionSpec, Recipe
 #: Functions of ``llmc2py.runtime.ops`` that generated code may use.
 OPS = frozenset(
     {
-        "accumulator", "as_float32", "as_type", "cast", "contiguous", "copy", "cropped", "device_of", "empty",
-        "empty_like", "length", "ones", "padded", "part", "put", "require", "rows", "scale", "softmax_gradient",
-        "take", "take_indices", "take_like", "zeros", "zeros_like",
+        "accumulator", "as_float32", "as_type", "assign", "cast", "clear", "contiguous", "copy", "cropped",
+        "device_of", "empty", "empty_like", "fitted", "length", "ones", "part", "put", "require", "rows", "scale",
+        "softmax_gradient", "take", "take_indices", "take_like", "zeros", "zeros_like",
     }
 )  # fmt: skip
 #: Dtypes of ``llmc2py.runtime.dtypes`` that a recipe may name.

@@ -16,10 +16,10 @@ RUNTIME_NAMES = frozenset(
 #: Functions and dtypes of the runtime that a layer's passes use under these names.
 OP_NAMES = frozenset(
     {
-        "accumulator", "as_float32", "as_type", "bfloat16", "boolean", "cast", "contiguous", "copy", "cropped",
-        "cudnn", "device_of", "dtype", "empty", "empty_like", "float16", "float32", "int32", "lead", "length",
-        "next_seed", "ones", "padded", "part", "put", "require", "rows", "scale", "softmax_gradient", "take",
-        "take_indices", "take_like", "vector", "zeros", "zeros_like",
+        "accumulator", "as_float32", "as_type", "assign", "bfloat16", "boolean", "cast", "clear", "contiguous",
+        "copy", "cropped", "cudnn", "device_of", "dtype", "empty", "empty_like", "fitted", "float16", "float32",
+        "int32", "lead", "length", "next_seed", "ones", "part", "put", "require", "rows", "scale", "softmax_gradient",
+        "take", "take_indices", "take_like", "vector", "zeros", "zeros_like",
     }
 )  # fmt: skip
 _LOCAL = RUNTIME_NAMES | {"plan", "min", "max", "range"}

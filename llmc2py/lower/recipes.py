@@ -16,12 +16,12 @@ from llmc2py.ir.plans import Recipe
 
 #: Functions of the runtime that a recipe may use; those in the second set are given the array that decides the place.
 _PLAIN = frozenset(
-    {"empty_like", "zeros_like", "copy", "cast", "as_float32", "ceil_div", "min", "max", "padded", "cropped",
+    {"empty_like", "zeros_like", "copy", "cast", "as_float32", "ceil_div", "min", "max", "fitted", "cropped",
      "softmax_gradient", "next_seed", "as_type"}
 )  # fmt: skip
 _PLACED = frozenset({"empty", "zeros", "ones"})
 #: Functions that write to their first argument and return nothing.
-_STATEMENTS = frozenset({"put", "scale"})
+_STATEMENTS = frozenset({"assign", "clear", "put", "scale"})
 #: Functions of modules of the runtime, as ``module.function``; they write to their arguments of these numbers.
 _MODULE_FUNCTIONS = {"cudnn.attention_forward": (0, 1), "cudnn.attention_backward": (0,)}
 _DTYPES = frozenset({"float32", "int32", "boolean"})

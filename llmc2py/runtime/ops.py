@@ -168,17 +168,30 @@ def copy(array: Any) -> Any:
 def put(buffer: Any, array: Any, shape: tuple[int, ...]) -> None:
     """Write an array to the beginning of a flat buffer, laid out as ``shape``: zeros where the array is shorter.
 
-    Leading axes of the array are taken together, so that it has as many axes as ``shape``.
+    Leading axes of the array are taken together, so that it has as many axes as ``shape``. Where one of the others is
+    longer than in ``shape``, its end is left out.
     """
     view = buffer[: math.prod(shape)].reshape(shape)
     values = array.reshape(shape[0], *array.shape[1 - len(shape) :])
-    if values.shape != shape:
+    corner = tuple(slice(min(sizes)) for sizes in zip(values.shape, shape, strict=True))
+    if any(axis.stop < length for axis, length in zip(corner, shape, strict=True)):
         view[...] = 0
-    view[tuple(map(slice, values.shape))] = values
+    view[corner] = values[corner]
 
 
-def padded(array: Any, shape: tuple[int, ...]) -> Any:
-    """Return a new array of a shape, with zeros where the array is shorter; see `put`."""
+def assign(target: Any, values: Any) -> None:
+    """Write values to an array of as many elements, in its shape and dtype."""
+    target[...] = values.reshape(target.shape)
+
+
+def clear(array: Any, begin: int) -> None:
+    """Set the elements of each row from a column on to zero."""
+    if begin < array.shape[-1]:
+        array[..., begin:] = 0
+
+
+def fitted(array: Any, shape: tuple[int, ...]) -> Any:
+    """Return a new array of a shape, with zeros where the array is shorter and without what is longer; see `put`."""
     result = empty((math.prod(shape),), array.dtype, array)
     put(result, array, shape)
     return result.reshape(shape)
