@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from llmc2py.diagnostics import SourceError, SourceSpan
 from llmc2py.ir.library import Intent, Parameter
+from llmc2py.ir.names import OP_NAMES, RUNTIME_NAMES
 from llmc2py.ir.plans import Recipe
 
 #: Functions of the runtime that a recipe may use; those in the second set are given the array that decides the place.
@@ -24,6 +25,14 @@ _PLACED = frozenset({"empty", "zeros", "ones"})
 _STATEMENTS = frozenset({"assign", "clear", "put", "scale"})
 #: Functions of modules of the runtime, as ``module.function``; they write to their arguments of these numbers.
 _MODULE_FUNCTIONS = {"cudnn.attention_forward": (0, 1), "cudnn.attention_backward": (0,)}
+#: How many arguments a recipe gives these; of `min` and `max` any number.
+_COUNTS = {
+    "as_float32": 1, "as_type": 2, "assign": 2, "cast": 2, "ceil_div": 2, "clear": 2, "copy": 1, "cropped": 2,
+    "cudnn.attention_backward": 9, "cudnn.attention_forward": 7, "empty": 2, "empty_like": 1, "fitted": 2,
+    "next_seed": 0, "ones": 2, "put": 3, "scale": 2, "softmax_gradient": 2, "zeros": 2, "zeros_like": 1,
+}  # fmt: skip
+#: What generated passes call by these names, so that no array can have them.
+_RESERVED = OP_NAMES | RUNTIME_NAMES | {"ctx", "device", "max", "min", "starts_alone"}
 _DTYPES = frozenset({"float32", "int32", "boolean"})
 _VALUES = _DTYPES | {"device", "vector"}
 _WRITTEN = frozenset({Intent.OUT, Intent.INOUT, Intent.ACCUMULATE})
@@ -61,7 +70,8 @@ class RecipeLowering:
         self.layer = layer
         self.callables = callables
         self.first = first
-        self.protected = protected
+        self.protected = set(protected)
+        self.inputs = protected
         self.indices = indices
         self.values = values
         self.used: set[str] = set()
@@ -83,6 +93,8 @@ class RecipeLowering:
             raise SourceError(place, f"recipe: {error.msg}: {(error.text or '').strip()!r}") from error
         if shadowed := sorted(known & self.symbols):
             raise SourceError(SourceSpan(self.file, line), f"recipe: {_both(shadowed[0])}")
+        if reserved := sorted(known & _RESERVED):
+            raise SourceError(SourceSpan(self.file, line), f"recipe: {_taken(reserved[0])}")
         lines = self._block(tree.body, known)
         return Recipe(tuple(lines), frozenset(self.names), self.quanta, frozenset(self.used))
 
@@ -94,8 +106,14 @@ class RecipeLowering:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 if name in self.symbols:
                     raise self._error(statement, _both(name))
+                if name in _RESERVED or name in self.values:
+                    raise self._error(statement, _taken(name))
                 text = self._expression(value, known)
                 known.add(name)
+                if isinstance(value, ast.Name) and value.id in self.protected:
+                    self.protected.add(name)
+                elif name not in self.inputs:
+                    self.protected.discard(name)
                 return [f"{name} = {text}"]
             case ast.Expr(value=ast.Call() as call):
                 return [self._launch(call, known)]
@@ -113,16 +131,20 @@ class RecipeLowering:
 
     def _launch(self, call: ast.Call, known: set[str]) -> str:
         match call.func:
-            case ast.Name(id="elementwise"):
-                return self._elementwise(call, known)
             case ast.Name(id="require"):
                 return self._require(call, known)
+            case _ if call.keywords:
+                raise self._error(call, "arguments are given by position")
+            case ast.Name(id="elementwise"):
+                return self._elementwise(call, known)
             case ast.Name(id=name) if name in _STATEMENTS:
                 self.names.add(name)
+                self._check_count(call, name)
                 self._check_written(call, name, (0,))
                 return f"{name}({', '.join(self._expression(node, known) for node in call.args)})"
             case ast.Attribute(value=ast.Name(id=module), attr=name) if f"{module}.{name}" in _MODULE_FUNCTIONS:
                 self.names.add(module)
+                self._check_count(call, f"{module}.{name}")
                 self._check_written(call, name, _MODULE_FUNCTIONS[f"{module}.{name}"])
                 return f"{module}.{name}({', '.join(self._expression(node, known) for node in call.args)})"
             case ast.Name(id=name):
@@ -166,9 +188,16 @@ class RecipeLowering:
         values = "".join(f", {name}={name}" for name in named)
         return f'require("{self.layer}", {condition}, "{text}"{values})'
 
+    def _check_count(self, call: ast.Call, name: str) -> None:
+        count = _COUNTS.get(name)
+        if call.keywords:
+            raise self._error(call, "arguments are given by position")
+        if count is not None and len(call.args) != count:
+            raise self._error(call, f"{name} takes {count} argument{'s' * (count != 1)}, {len(call.args)} are given")
+
     def _check_written(self, call: ast.Call, name: str, positions: tuple[int, ...]) -> None:
         for position in positions:
-            node = call.args[position] if position < len(call.args) else None
+            node = call.args[position]
             if isinstance(node, ast.Name) and node.id in self.protected:
                 raise self._error(call, f"{name} writes to {node.id}, which belongs to the caller: copy it first")
 
@@ -207,6 +236,10 @@ def _both(name: str) -> str:
     return f"{name} is an array here and a kernel or launcher of the source: give the array another name"
 
 
+def _taken(name: str) -> str:
+    return f"{name} means something of its own in a pass: give the array another name"
+
+
 class _Expressions(ast.NodeTransformer):
     """Fills in what a recipe leaves out: the array that new ones are put beside, the context of accumulators."""
 
@@ -227,6 +260,7 @@ class _Expressions(ast.NodeTransformer):
             arguments.append(place)
         elif name not in _PLAIN:
             raise self.recipe._error(node, f"{name or ast.unparse(node.func)}() is no function of recipes")
+        self.recipe._check_count(node, name)
         if name not in ("min", "max"):
             self.recipe.names.add(name)
         return ast.Call(ast.Name(name), arguments, [])

@@ -61,6 +61,7 @@ def lower(text: str, known: Any = ("inp", "weight"), line: int = 1, protected: A
         ("act(copy(inp), inp, inp.size)", ["act(copy(inp), inp, inp.size)"]),
         ("copy[N, (32, 2)](empty_like(inp), inp, N)", ["copy_kernel[N, (32, 2)](empty_like(inp), inp, N)"]),
         ("a = cast(as_float32(inp), weight)", ["a = cast(as_float32(inp), weight)"]),
+        ("a = inp\na = copy(a)\nact(a, inp, N)", ["a = inp", "a = copy(a)", "act(a, inp, N)"]),
         ("require(0 < N <= C)", ['require("Op", 0 < N <= C, "0 < N <= C", N=N, C=C)']),
         (
             'require(mode == "a" or N > 1)',
@@ -181,6 +182,20 @@ def test_elementwise_is_a_plain_call_where_any_count_will_do(launcher: str) -> N
             "if N:\n    cudnn.attention_forward(copy(inp), inp, inp, N, T, NH, C)",
             "2:5: recipe: attention_forward writes to inp, which belongs to the caller: copy it first",
         ),
+        ("a = inp\nscale(a, 2)", "2:1: recipe: scale writes to a, which belongs to the caller: copy it first"),
+        ("a = inp\nact(a, inp, N)", "2:1: recipe: act writes to out; a belongs to the caller: copy it first"),
+        ("put()", "1:1: recipe: put takes 3 arguments, 0 are given"),
+        ("scale(copy(inp), 2, 3)", "1:1: recipe: scale takes 2 arguments, 3 are given"),
+        ("scale(copy(inp), factor=2)", "1:1: recipe: arguments are given by position"),
+        ("act(copy(inp), inp, N, stream=1)", "1:1: recipe: arguments are given by position"),
+        ("a = empty((N,), dtype=float32)", "1:5: recipe: arguments are given by position"),
+        ("n = N\na = empty((n,))", "2:5: recipe: empty takes 2 arguments, 1 are given"),
+        ("a = copy()", "1:5: recipe: copy takes 1 argument, 0 are given"),
+        ("cudnn.attention_backward(copy(inp))", "1:1: recipe: cudnn.attention_backward takes 9 arguments, 1 are given"),
+        *(
+            (f"{name} = 3", f"1:1: recipe: {name} means something of its own in a pass: give the array another name")
+            for name in ("N", "NH", "copy", "ctx", "device", "dtype", "float32", "lead", "starts_alone", "vector")
+        ),
         ("cudnn.softmax(inp)", "1:1: recipe: a launcher, or a kernel with [grid, block], is called"),
         ("a = cudnn.attention_forward(inp)", "1:5: recipe: cudnn.attention_forward() is no function of recipes"),
         ("a = put(inp, inp, (N,))", "1:5: recipe: put() is no function of recipes"),
@@ -211,6 +226,11 @@ def test_what_one_branch_alone_assigns_is_not_known_after_it() -> None:
 def test_an_input_with_the_name_of_a_launcher_is_refused() -> None:
     with pytest.raises(SourceError, match=r"^op.toml:7:1: recipe: act is an array here and a kernel or launcher"):
         lower("a = copy(act)", known=("inp", "act"), line=7)
+
+
+def test_an_input_with_a_name_that_passes_use_is_refused() -> None:
+    with pytest.raises(SourceError, match=r"^op.toml:7:1: recipe: rows means something of its own in a pass"):
+        lower("a = copy(inp)", known=("inp", "rows"), line=7)
 
 
 def test_lines_are_counted_from_where_the_recipe_begins() -> None:
