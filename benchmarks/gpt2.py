@@ -25,6 +25,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.gpt2_plot import plot_rates
 from benchmarks.gpt2_programs import PROGRAMS, Batch, OutOfMemoryError, Program, free_memory, synchronizer
 from benchmarks.gpt2_traces import kernel_times, shares
 from examples.gpt2.model import GPT2_124M, TINY, GPT2Config
@@ -207,6 +208,7 @@ def device_name(device: str) -> str:
 @click.option("--kernels/--no-kernels", default=True, show_default=True, help="Add a table by kernel (needs PyTorch).")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--markdown", "markdown_path", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--png", "png_path", type=click.Path(dir_okay=False, path_type=Path), help="Needs matplotlib.")
 def main(
     model: str,
     device: str,
@@ -219,6 +221,7 @@ def main(
     kernels: bool,
     json_path: Path | None,
     markdown_path: Path | None,
+    png_path: Path | None,
 ) -> None:
     """Time training steps of GPT-2 from generated layers and in PyTorch: tokens per second, and where the time goes."""
     started = time.monotonic()
@@ -264,6 +267,8 @@ def main(
         json_path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     if markdown_path is not None:
         markdown_path.write_text(markdown(report), encoding="utf-8")
+    if png_path is not None:
+        plot_rates(report, png_path)
 
 
 if __name__ == "__main__":
