@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llmc2py.frontend.syntax import Node, SyntaxTree, child, named, walk
 from llmc2py.ir.library import Parameter, TemplateParameter
@@ -91,10 +91,11 @@ def read_parameter(tree: SyntaxTree, node: Node) -> Parameter:
 
 
 def read_parameters(tree: SyntaxTree, declarator: Node) -> tuple[Parameter, ...]:
-    """Return the parameters of a function declarator; ``(void)`` has none."""
+    """Return the parameters of a function declarator; ``(void)`` has none. One without a name is given one."""
     nodes = [item for item in named(child(declarator, "parameters")) if item.type in _PARAMETERS]
     found = [read_parameter(tree, item) for item in nodes]
-    return tuple(item for item in found if item.name or item.type != CType("void"))
+    given = [item for item in found if item.name or item.type != CType("void")]
+    return tuple(item if item.name else replace(item, name=f"unnamed_{n}") for n, item in enumerate(given))
 
 
 def read_template(tree: SyntaxTree, node: Node) -> tuple[TemplateParameter, ...]:

@@ -10,7 +10,7 @@ from llmc2py.frontend.declarations import declared, read_parameters, read_type
 from llmc2py.frontend.hostexpressions import DEEPEST, ExpressionReader, callee
 from llmc2py.frontend.items import branch_condition
 from llmc2py.frontend.statuschecks import without_checks
-from llmc2py.frontend.syntax import Node, SyntaxTree, child, named, parse, walk
+from llmc2py.frontend.syntax import MissingPartError, Node, SyntaxTree, child, first, named, parse, walk
 from llmc2py.ir import expressions as ex
 from llmc2py.ir import statements as ir
 from llmc2py.ir.types import CType
@@ -47,6 +47,8 @@ class StatementReader:
         self._depth += 1
         try:
             result: ir.Body = method(node)
+        except MissingPartError as error:
+            return (ir.Unsupported(self.tree.span(node), self.tree.text(node), f"{error} cannot be read"),)
         finally:
             self._depth -= 1
         return result
@@ -89,7 +91,9 @@ class StatementReader:
         rows = slice(node.start_point.row, node.end_point.row + 1)
         text = f"void w() {{ return f{self.tree.text(node)}; }}"
         inner = parse(replace(self.tree.file, text=text, lines=self.tree.file.lines[rows]))
-        call = next(item for item in walk(inner.root) if item.type == "call_expression")
+        call = next((item for item in walk(inner.root) if item.type == "call_expression"), None)
+        if call is None:
+            raise MissingPartError("a list of arguments")
         return ExpressionReader(inner).read_all(named(child(call, "arguments")))
 
     def _initial(self, node: Node, ctype: CType, value: Node) -> ex.Expression:
@@ -119,7 +123,7 @@ class StatementReader:
     def _effect(self, node: Node) -> ir.Body:
         span = self.tree.span(node)
         while node.type == "parenthesized_expression":
-            node = named(node)[0]
+            node = first(node)
         if node.type == "assignment_expression":
             operator = self.tree.text(child(node, "operator")).removesuffix("=")
             target, value = self.expressions.read(child(node, "left")), self.expressions.read(child(node, "right"))
@@ -164,7 +168,7 @@ class StatementReader:
 
     def _condition(self, node: Node) -> ex.Expression:
         inner = node.child_by_field_name("value")
-        return self.expressions.read(inner if inner is not None else named(node)[0])
+        return self.expressions.read(inner if inner is not None else first(node))
 
     def _for_statement(self, node: Node) -> ir.Body:
         init = node.child_by_field_name("initializer")

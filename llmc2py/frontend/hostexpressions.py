@@ -6,7 +6,7 @@ import ast
 import re
 
 from llmc2py.frontend.declarations import read_descriptor, type_name
-from llmc2py.frontend.syntax import Node, SyntaxTree, child, named, walk
+from llmc2py.frontend.syntax import MissingPartError, Node, SyntaxTree, child, first, named, walk
 from llmc2py.ir import expressions as ir
 from llmc2py.ir.types import CType, canonical_name
 
@@ -37,6 +37,8 @@ class ExpressionReader:
         self._depth += 1
         try:
             result: ir.Expression = method(node)
+        except MissingPartError as error:
+            return ir.Unreadable(self.tree.span(node), self.tree.text(node), f"{error} cannot be read")
         finally:
             self._depth -= 1
         return result
@@ -103,7 +105,7 @@ class ExpressionReader:
         return ir.TemplateName(self.tree.span(node), callee(self.tree, node), self.template_arguments(node))
 
     def _parenthesized_expression(self, node: Node) -> ir.Expression:
-        return self.read(named(node)[0])
+        return self.read(first(node))
 
     # -x, !x, ~x
     def _unary_expression(self, node: Node) -> ir.Expression:
@@ -121,8 +123,6 @@ class ExpressionReader:
         return ir.Binary(self.tree.span(node), {"and": "&&", "or": "||"}.get(operator, operator), left, right)
 
     def _conditional_expression(self, node: Node) -> ir.Expression:
-        if node.child_by_field_name("consequence") is None:
-            return ir.Unreadable(self.tree.span(node), self.tree.text(node), "a ?: b is no standard C++")
         parts = [self.read(child(node, field)) for field in ("condition", "consequence", "alternative")]
         return ir.Conditional(self.tree.span(node), *parts)
 
@@ -164,8 +164,8 @@ class ExpressionReader:
 
     # a[i]
     def _subscript_expression(self, node: Node) -> ir.Expression:
-        indices = named(child(node, "indices"))
-        return ir.Index(self.tree.span(node), self.read(child(node, "argument")), self.read(indices[0]))
+        index = first(child(node, "indices"))
+        return ir.Index(self.tree.span(node), self.read(child(node, "argument")), self.read(index))
 
     # {1, 2, 3}
     def _initializer_list(self, node: Node) -> ir.Expression:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from llmc2py.frontend.declarations import declared, read_header, read_type
-from llmc2py.frontend.syntax import Node, SyntaxTree, child, named, walk
+from llmc2py.frontend.syntax import MissingPartError, Node, SyntaxTree, child, first, named, walk
 from llmc2py.ir.library import Intent
 from llmc2py.ir.types import CType
 
@@ -85,19 +85,29 @@ class IntentAnalysis:
         self._done: dict[int, dict[str, Access]] = {}
 
     def analyse(self, node: Node) -> dict[str, Access]:
-        """Return the accesses of a function definition, by parameter name."""
+        """Return the accesses of a function definition, by parameter name.
+
+        Raises MissingPartError or RecursionError for a body that cannot be followed.
+        """
         if node.id not in self._done:
             header = read_header(self.tree, node)
             names = [item.name for item in header.parameters] if header else []
+            # Known before it is complete, for functions that call themselves.
             self._done[node.id] = {name: Access() for name in names}
-            function = _Function(node, names, {name: (name,) for name in names})
-            function.access = self._done[node.id]
-            body = node.child_by_field_name("body")
-            if body is not None:
-                self._find_locals(function, body)
-                for item in walk(body):
-                    self._visit(function, item)
+            try:
+                self._follow(_Function(node, names, {name: (name,) for name in names}), self._done[node.id])
+            except (MissingPartError, RecursionError):
+                del self._done[node.id]
+                raise
         return self._done[node.id]
+
+    def _follow(self, function: _Function, access: dict[str, Access]) -> None:
+        function.access = access
+        body = function.node.child_by_field_name("body")
+        if body is not None:
+            self._find_locals(function, body)
+            for item in walk(body):
+                self._visit(function, item)
 
     # --- which local names point into a parameter, and which hold what was loaded from one
 
@@ -137,11 +147,11 @@ class IntentAnalysis:
             is_pointer = "*" in self.tree.text(child(node, "type"))
             return self._pointer_roots(function, child(node, "value")) if is_pointer else ()
         if node.type == "call_expression" and self._callee(node) in _CASTS:
-            return self._pointer_roots(function, named(child(node, "arguments"))[0])
+            return self._pointer_roots(function, first(child(node, "arguments")))
         if node.type == "conditional_expression":
             # GNU's a ?: b has no consequence: it is the condition.
-            first = node.child_by_field_name("consequence") or child(node, "condition")
-            branches = (first, child(node, "alternative"))
+            taken = node.child_by_field_name("consequence") or child(node, "condition")
+            branches = (taken, child(node, "alternative"))
             return tuple(dict.fromkeys(root for one in branches for root in self._pointer_roots(function, one)))
         return ()
 
@@ -236,7 +246,7 @@ class IntentAnalysis:
         """Return a value without the casts and parentheses around it: ``(floatX)(a + b)``, ``floatX(a + b)``."""
         value = _bare(value)
         while value.type == "cast_expression" or (value.type == "call_expression" and self._is_conversion(value)):
-            inner = child(value, "value") if value.type == "cast_expression" else named(child(value, "arguments"))[0]
+            inner = child(value, "value") if value.type == "cast_expression" else first(child(value, "arguments"))
             value = _bare(inner)
         return value
 
@@ -323,7 +333,7 @@ class IntentAnalysis:
         if value.type == "cast_expression":
             target, pointer = self.tree.text(child(value, "type")), child(value, "value")
         elif value.type == "call_expression" and self._callee(value) == "reinterpret_cast":
-            target, pointer = self.tree.text(child(value, "function")), named(child(value, "arguments"))[0]
+            target, pointer = self.tree.text(child(value, "function")), first(child(value, "arguments"))
         else:
             return
         if "*" not in target:
@@ -380,7 +390,7 @@ def _aligned_classes(text: str) -> dict[str, int]:
 def _bare(node: Node) -> Node:
     """Return a node without the parentheses around it."""
     while node.type == "parenthesized_expression" and named(node):
-        node = named(node)[0]
+        node = first(node)
     return node
 
 
@@ -400,7 +410,7 @@ def _outermost_place(node: Node) -> Node:
 def _base_name(tree: SyntaxTree, node: Node) -> str:
     """``v``, ``v[k]``, ``v.x``: the name at the bottom of a place."""
     while node.type in ("subscript_expression", "field_expression", "parenthesized_expression"):
-        node = node.child_by_field_name("argument") or named(node)[0]
+        node = node.child_by_field_name("argument") or first(node)
     return tree.text(node) if node.type == "identifier" else ""
 
 

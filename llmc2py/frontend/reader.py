@@ -21,7 +21,7 @@ from llmc2py.frontend.preprocess import HeaderCache, PreprocessedText, preproces
 from llmc2py.frontend.scope import ScopeReader
 from llmc2py.frontend.slicer import Slicer, is_kernel
 from llmc2py.frontend.sources import find_sources
-from llmc2py.frontend.syntax import Node, SyntaxTree, child, errors, parse, walk
+from llmc2py.frontend.syntax import MissingPartError, Node, SyntaxTree, child, errors, parse, walk
 from llmc2py.ir.blas import PRODUCT_CALLS
 from llmc2py.ir.conditions import precisions_of
 from llmc2py.ir.library import (
@@ -186,7 +186,10 @@ class UnitReader:
         if function is None:
             return None
         if function.id not in self._headers:
-            self._headers[function.id] = read_header(self.tree, function)
+            try:
+                self._headers[function.id] = read_header(self.tree, function)
+            except MissingPartError:
+                self._headers[function.id] = None
         return self._headers[function.id]
 
     def _functions(self) -> dict[str, list[tuple[Node, Declaration]]]:
@@ -233,7 +236,13 @@ class UnitReader:
 
     def _kernel_parameters(self, node: Node, header: FunctionHeader, *, with_intents: bool) -> tuple[Parameter, ...]:
         """Return the parameters, types resolved; intents are left out for kernels of included files."""
-        accesses = self.intents.analyse(node) if with_intents else {}
+        try:
+            accesses = self.intents.analyse(node) if with_intents else {}
+        except (MissingPartError, RecursionError) as error:
+            accesses = {}
+            reason = error if isinstance(error, MissingPartError) else "it nests too deeply"
+            message = f"what {header.name} does with its pointers cannot be told: {reason}"
+            self.diagnostics.append(Diagnostic(Severity.WARNING, self.tree.span(node), message, header.name))
         found = []
         for parameter in header.parameters:
             ctype = self.scope.resolve(parameter.type)

@@ -101,12 +101,24 @@ def errors(node: Node) -> Iterator[Node]:
             stack.extend(reversed(current.children))
 
 
+class MissingPartError(ValueError):
+    """A node lacks a part that C++ demands, though not the grammar: ``a[]``, ``x ?: y``."""
+
+
 def child(node: Node, field: str) -> Node:
-    """Return the child in a field that the grammar demands."""
+    """Return the child in a field; raises MissingPartError where there is none."""
     found = node.child_by_field_name(field)
     if found is None:
-        raise ValueError(f"a {node.type} without {field}")
+        raise MissingPartError(f"{node.type.replace('_', ' ')} without {field}")
     return found
+
+
+def first(node: Node) -> Node:
+    """Return the first named child that is no comment; raises MissingPartError where there is none."""
+    found = named(node)
+    if not found:
+        raise MissingPartError(f"{node.type.replace('_', ' ')} with nothing in it")
+    return found[0]
 
 
 def named(node: Node) -> list[Node]:
