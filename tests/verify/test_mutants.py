@@ -11,7 +11,11 @@ ELEMENTWISE = [Case((3, 5, 7), {}, layouts=True), Case((2048,), {}), Case((0,), 
 ROWWISE = [Case((4, 8), {"C": 40}), Case((16,), {"C": 8})]
 OFF_BLOCK = [Case((9,), {"C": 17})]
 ATTENTION = [Case((2,), {"T": 9, "C": 32, "NH": 2}, options={"NH": 2})]
-CLASSIFIER = [Case((6,), {"Vp": width, "V": 17}, options={"V": 17, "accumulation": 3}) for width in (24, 23)]
+# The second is as long as the kernel of llmc/fused_classifier.cuh wants its rows.
+CLASSIFIER = [
+    Case((rows,), {"Vp": width, "V": size}, options={"V": size, "accumulation": 3})
+    for rows, width, size in ((6, 24, 17), (2, 4224, 4100))
+]
 ENCODER = [Case((2, 3), {"T": 5, "V": 6, "C": columns, "L": 6}) for columns in (24, 23)]
 LINEAR = [Case((9,), {"C": 12, "OC": width}) for width in (16, 7)]
 MLP = [Case((9,), {"C": 8, "H": 16}, options={"recompute": recompute}) for recompute in (False, True)]
