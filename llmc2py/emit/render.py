@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import functools
 import pathlib
 import re
@@ -11,23 +10,16 @@ from typing import Any
 import jinja2
 
 from llmc2py.emit.functions import OPS, function_values, tuple_text
+from llmc2py.emit.layers import layers_values
 from llmc2py.emit.optim import OPTIM_FILE, optim_values
+from llmc2py.emit.references import c_sources, references_values
 from llmc2py.emit.sources import emit_source
-from llmc2py.emit.text import WIDTH, indent, lay_out_all, plain, prose, quoted, split_arguments
+from llmc2py.emit.text import WIDTH, import_order, indent, lay_out_all, plain, prose, quoted
 from llmc2py.ir.blas import PRODUCT_CALLS
 from llmc2py.ir.conditions import PRECISIONS
-from llmc2py.ir.library import Intent, Kernel, Parameter, Reference, TemplateParameter
+from llmc2py.ir.library import Intent, Kernel, Parameter, TemplateParameter
 from llmc2py.ir.names import python_name
-from llmc2py.ir.plans import (
-    ArraySpec,
-    CheckPlan,
-    CReferenceCall,
-    LaunchPlan,
-    ModulePlan,
-    OpPlan,
-    PackagePlan,
-    VariantCall,
-)
+from llmc2py.ir.plans import LaunchPlan, ModulePlan, PackagePlan
 from llmc2py.ir.types import LAUNCHER, CType
 
 
@@ -57,16 +49,16 @@ def render_package(plan: PackagePlan) -> dict[str, str]:
     """Return the files of a generated package by their paths, in a stable order."""
     files: dict[str, str] = {}
     for module in plan.modules:
-        files[f"{module.path}.py"] = _finish(_environment().get_template("module.py.j2").render(_module(module)))
+        files[f"{module.path}.py"] = render_file("module.py.j2", _module(module))
         if module.kernels:
             files[f"{module.path}.cu"] = emit_source(module.kernels, module.source)
     if plan.ops:
-        files["layers.py"] = _finish(_environment().get_template("layers.py.j2").render(_layers(plan.ops)))
+        files["layers.py"] = render_file("layers.py.j2", layers_values(plan.ops))
     if plan.ops or plan.checks:
-        files["references.py"] = _finish(_environment().get_template("references.py.j2").render(_references(plan)))
-        files |= _c_sources(plan)
+        files["references.py"] = render_file("references.py.j2", references_values(plan))
+        files |= c_sources(plan)
     if plan.bound:
-        files[OPTIM_FILE] = _finish(_environment().get_template("optim.py.j2").render(optim_values(plan.bound)))
+        files[OPTIM_FILE] = render_file("optim.py.j2", optim_values(plan.bound))
     packages = {
         parent.as_posix() for path in files if path.endswith(".py") for parent in pathlib.PurePosixPath(path).parents
     }
@@ -94,9 +86,6 @@ def _import_line(line: str) -> str:
         return line
     plain = found[1] + found[2]
     return plain if len(plain) <= WIDTH else f"{found[1]}({found[2]},)"
-
-
-# --- modules
 
 
 def _module(module: ModulePlan) -> dict[str, Any]:
@@ -128,7 +117,7 @@ def _module(module: ModulePlan) -> dict[str, Any]:
         "doc": _module_doc(module),
         "needs_any": function is not None or any(": Any" in line for plan in module.launchers for line in plan.body),
         "needs_math": any("math" in plan.uses for plan in module.launchers),
-        "runtime": sorted(runtime, key=_import_order),
+        "runtime": sorted(runtime, key=import_order),
         "ops": sorted(ops),
         "dtypes": sorted(function["dtypes"]) if function else [],
         "imports": {_relative(module.path, home): names for home, names in module.imports.items()},
@@ -139,12 +128,6 @@ def _module(module: ModulePlan) -> dict[str, Any]:
         "exports": _exports(module),
         "replaced": module.replaced,
     }
-
-
-def _import_order(name: str) -> tuple[int, list[tuple[int, int | str]]]:
-    """Constants, classes, functions, numbers in names by value: the order that isort keeps."""
-    kind = 0 if name.isupper() else 1 if name[0].isupper() else 2
-    return kind, [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part]
 
 
 def _relative(path: str, home: str) -> str:
@@ -166,7 +149,7 @@ def _exports(module: ModulePlan) -> list[str]:
     names += [one.launcher.name for one in module.replaced]
     if module.op is not None:
         names += [f"{module.op.layer}Function", module.op.name]
-    return sorted(set(names), key=_import_order)
+    return sorted(set(names), key=import_order)
 
 
 def _kernel(module: ModulePlan, kernel: Kernel) -> dict[str, Any]:
@@ -299,207 +282,3 @@ def _launcher_doc(plan: LaunchPlan) -> list[str]:
 def _extent_checks(module: ModulePlan, plan: LaunchPlan) -> list[str]:
     extents = module.extents.get(plan.name, {})
     return [f"plan.check_extent({name}, {count}, {quoted(count)})" for name, count in extents.items()]
-
-
-# --- layers
-
-
-def _layers(modules: list[ModulePlan]) -> dict[str, Any]:
-    layers = [_layer(module, module.op) for module in modules if module.op is not None]
-    initial = {one.init or "zeros" for layer in layers for one in layer["op"].parameters}
-    runtime = {"Layer", "OpSpec", "Tensor"} | ({"Parameter"} if initial else set())
-    runtime |= {"normal"} & initial
-    return {
-        "layers": layers,
-        "names": sorted((layer["op"].layer for layer in layers), key=_import_order),
-        "runtime": sorted(runtime, key=_import_order),
-        "needs_numpy": bool(initial - {"normal"}),
-    }
-
-
-def _layer(module: ModulePlan, op: OpPlan) -> dict[str, Any]:
-    arguments = [one.name for one in op.inputs]
-    arguments += [f"self.{name}" for name in (*(one.name for one in op.parameters), *(one.name for one in op.options))]
-    made = [f"{letter}: int" for letter in op.letters]
-    made += [f"{one.name}: {one.kind}" for one in op.options if one.default is None]
-    by_name = [f"{one.name}: bool = True" for one in op.parameters if one.optional]
-    by_name += [f"{one.name}: {one.kind} = {one.default}" for one in op.options if one.default is not None]
-    if op.parameters:
-        by_name += ["dtype: Any = None", "like: Any = None"]
-    return {
-        "op": op,
-        "module": module.path.replace("/", "."),
-        "summary": prose(op.summary, 112),
-        "details": prose(op.details, 112),
-        "fast": prose(f"Fast sizes: {op.fast_sizes}. Source: {op.origin}.", 112),
-        "made": ", ".join(["self", *made, *(["*", *by_name] if by_name else [])]),
-        "is_made": bool(made or by_name),
-        "made_doc": _made_doc(op),
-        "parameters": [_parameter(one) for one in op.parameters],
-        "inputs": ", ".join(f"{one.name}: Tensor | Array" for one in op.inputs),
-        "arguments": ", ".join(arguments),
-        "returns": "Tensor" if len(op.outputs) == 1 else f"tuple[{', '.join('Tensor' for _ in op.outputs)}]",
-        "spec": [f"{key}={value}," for key, value in _spec(op, op.origin).items()],
-    }
-
-
-def _made_doc(op: OpPlan) -> list[str]:
-    names = ", ".join(one.name for one in op.parameters)
-    first = f"Make the parameters ({names}); see `Layer` for `dtype` and `like`." if names else "Keep the options."
-    docs = [line for one in op.options for line in prose(f"{one.name}: {one.doc or one.kind}", 108)]
-    return [first, "", *docs, ""] if docs else [first]
-
-
-def _parameter(one: ArraySpec) -> str:
-    shape = one.shape[0] if len(one.shape) == 1 else f"({', '.join(one.shape)})"
-    value = (
-        f"normal({tuple_text(one.shape)})" if one.init == "normal" else f"np.{one.init or 'zeros'}({shape}, np.float32)"
-    )
-    made = f"Parameter({value})"
-    if one.optional:
-        return f"self.{one.name}: Parameter | None = {made} if {one.name} else None"
-    return f"self.{one.name} = {made}"
-
-
-def _spec(op: OpPlan | CheckPlan, origin: str = "") -> dict[str, str]:
-    """Return the arguments of an OpSpec as text: those that say anything."""
-    arrays = (*op.inputs, *op.parameters, *op.outputs)
-    found = {"name": quoted(op.name), "inputs": _dims(op.inputs), "parameters": _dims(op.parameters),
-             "outputs": _dims(op.outputs)}  # fmt: skip
-    found["indices"] = _mapping({one.name: quoted(one.below) for one in arrays if one.below})
-    found["dtype_of"] = _mapping({one.name: quoted(one.dtype) for one in arrays if one.dtype})
-    found["optional"] = tuple_text(quoted(one.name) for one in op.parameters if one.optional)
-    found["positive"] = tuple_text(quoted(one.name) for one in arrays if one.positive)
-    if isinstance(op, OpPlan):
-        found["options"] = _mapping({one.name: one.default or "..." for one in op.options})
-        found["saves"] = tuple_text(map(quoted, op.saves))
-        found["saved"] = _mapping(
-            {one.name: f"({_dims_of(one)}, {quoted(one.dtype) if one.dtype else None})" for one in op.intermediates}
-        )
-        found["dtypes"] = tuple_text(quoted(one) for one in op.precisions)
-        found["origin"] = quoted(origin)
-    return {key: value for key, value in found.items() if value not in ("{}", "()")}
-
-
-def _mapping(values: dict[str, str]) -> str:
-    return f"{{{', '.join(f'{quoted(key)}: {value}' for key, value in values.items())}}}"
-
-
-def _dims_of(one: ArraySpec) -> str:
-    return tuple_text(quoted("..." if letter == "*" else letter) for letter in one.shape)
-
-
-def _dims(arrays: tuple[ArraySpec, ...]) -> str:
-    return _mapping({one.name: _dims_of(one) for one in arrays})
-
-
-# --- references
-
-
-def _references(plan: PackagePlan) -> dict[str, Any]:
-    found = []
-    for op in _referenced(plan):
-        options = [f"{one.name}: {one.kind}" for one in op.options]
-        inputs = [f"{one.name}: {'Array | None' if one.optional else 'Array'}" for one in (*op.inputs, *op.parameters)]
-        differentiable = [one.name for one in (*op.inputs, *op.parameters) if one.below is None]
-        found.append(
-            {
-                "op": op,
-                "forward_signature": ", ".join([*inputs, *options]),
-                "backward_signature": ", ".join([*inputs, *options, *(f"d{one.name}: Array" for one in op.outputs)]),
-                "reduction": tuple_text(map(quoted, op.reduction)),
-                "stochastic": tuple_text(map(quoted, op.stochastic if isinstance(op, OpPlan) else ())),
-                "cases": tuple_text(map(_case, op.cases if isinstance(op, OpPlan) else ())),
-                "forward": indent(op.reference_forward, 1),
-                "backward": indent(op.reference_backward, 1),
-                "outputs": f"{{{', '.join(f'{quoted(one.name)}: {one.name}' for one in op.outputs)}}}",
-                "gradients": f"{{{', '.join(f'{quoted(name)}: d{name}' for name in differentiable)}}}",
-                "c": [
-                    _c_reference(plan, one) for one in op.c_references if (one.file, one.function) in plan.references
-                ],
-            }
-        )
-    sized = [op for op in _referenced(plan) if op.sizes]
-    return {
-        "references": found,
-        "checks": [_check(op) for op in sized],
-        "needs_spec": any(isinstance(op, CheckPlan) for op in sized),
-        "variants": _variants(plan),
-    }
-
-
-def _case(case: dict[str, Any]) -> str:
-    sizes = {name: value for name, value in case.items() if name != "lead"}
-    given = ", ".join(f"{quoted(name)}: {value!r}" for name, value in sizes.items())
-    return f"({tuple_text(map(str, case.get('lead', ())))}, {{{given}}})"
-
-
-def _referenced(plan: PackagePlan) -> list[OpPlan | CheckPlan]:
-    """Return all ops that have references: those with layers first."""
-    return [*(module.op for module in plan.ops if module.op is not None), *plan.checks]
-
-
-def _check(op: OpPlan | CheckPlan) -> str:
-    sizes = _mapping({letter: quoted(size) for letter, size in op.sizes})
-    if isinstance(op, OpPlan):
-        return f"{quoted(op.name)}: Check({sizes}, lead={tuple_text(map(quoted, op.lead))})"
-    spec = ", ".join(f"{key}={value}" for key, value in _spec(op).items())
-    return f"{quoted(op.name)}: Check({sizes}, OpSpec({spec}))"
-
-
-def _variants(plan: PackagePlan) -> list[str]:
-    """Return the launchers that compute an op's pass beside those that its layer uses, as the catalogue names them."""
-    found = []
-    for op in _referenced(plan):
-        for one in op.variants:
-            given = split_arguments(one.call[1:-1])
-            end = f"{quoted(one.file)}{_variant_limits(one)}"
-            found += [
-                f"Variant({quoted(op.name)}, {quoted(one.reference)}, {quoted(module.path.replace('/', '.'))}, "
-                f"{quoted(launcher.name)}, {_variant_arguments(launcher, given)}, {end})"
-                for module in plan.modules
-                for launcher in module.launchers
-                if module.source == one.file and fnmatch.fnmatchcase(launcher.name, one.launchers)
-            ]
-    return found
-
-
-def _variant_arguments(launcher: LaunchPlan, given: list[str]) -> str:
-    """Return a call's arguments with what the launcher asks its callers for, under its own name if none is given."""
-    asked = launcher.asked[max(len(given) - len(launcher.parameters), 0) :]
-    return tuple_text(quoted(item) for item in [*given, *(one.name for one in asked)])
-
-
-def _variant_limits(variant: VariantCall) -> str:
-    limits = {
-        "blocks": map(str, variant.blocks),
-        "precisions": map(quoted, variant.precisions),
-        "zeros": map(quoted, variant.zeros),
-    }
-    texts = {key: tuple_text(values) for key, values in limits.items()}
-    return "".join(f", {key}={text}" for key, text in texts.items() if text != "()")
-
-
-def _c_path(file: str, function: str) -> str:
-    return f"references_c/{pathlib.PurePosixPath(file).with_suffix('')}/{function}.c"
-
-
-def _c_reference(plan: PackagePlan, one: CReferenceCall) -> str:
-    file, function, call = one.file, one.function, one.call
-    reference: Reference = plan.references[file, function]
-    zeros = f", {tuple_text(map(quoted, one.zeros))}" if one.zeros else ""
-    arguments = split_arguments(call[call.index("(") + 1 : call.rindex(")")])
-    parameters = tuple_text(f"({quoted(name)}, {quoted(ctype)})" for name, ctype in reference.parameters)
-    return (
-        f"CReference({quoted(_c_path(file, function))}, {quoted(function)}, {parameters}, "
-        f"{tuple_text(quoted(one) for one in arguments)}, {quoted(reference.span.origin)}{zeros})"
-    )
-
-
-def _c_sources(plan: PackagePlan) -> dict[str, str]:
-    wanted = {(one.file, one.function) for op in _referenced(plan) for one in op.c_references}
-    return {_c_path(*key): _c_source(plan.references[key], *key) for key in sorted(wanted) if key in plan.references}
-
-
-def _c_source(reference: Reference, file: str, function: str) -> str:
-    return f"/* {function} of {file}, in double. Generated by llmc2py; do not edit. */\n{reference.double_source}"

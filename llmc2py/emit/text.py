@@ -127,3 +127,9 @@ def prose(text: str, width: int = WIDTH - 4) -> list[str]:
         else:
             lines.append(word)
     return lines
+
+
+def import_order(name: str) -> tuple[int, list[tuple[int, int | str]]]:
+    """Constants, classes, functions, numbers in names by value: the order that isort keeps."""
+    kind = 0 if name.isupper() else 1 if name[0].isupper() else 2
+    return kind, [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part]
