@@ -91,7 +91,7 @@ def read_parameter(tree: SyntaxTree, node: Node) -> Parameter:
 
 
 def read_parameters(tree: SyntaxTree, declarator: Node) -> tuple[Parameter, ...]:
-    """Return the parameters of a function declarator, ``(void)`` none; one without a name is given one, a tag its own."""
+    """Return the parameters of a function declarator; one without a name is given one, a tag its own."""
     nodes = [item for item in named(child(declarator, "parameters")) if item.type in _PARAMETERS]
     found = [read_parameter(tree, item) for item in nodes]
     given = [item for item in found if item.name or item.type != CType("void")]
