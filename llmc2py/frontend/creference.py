@@ -127,7 +127,11 @@ def parse_references(
     if "_cpu" not in text and not file.endswith(".c"):
         return [], []
     source = CText(text, file, LineMap.from_places(places) if places else None)
-    source, diagnostics = _expanded(source, file, preprocessed)
+    try:
+        source, diagnostics = _expanded(source, file, preprocessed)
+    except (ValueError, RecursionError) as error:
+        reason = error if isinstance(error, ValueError) else "its macros nest too deeply"
+        return [], [_warning(SourceSpan(file, 1), f"its references cannot be read: {reason}")]
     references = []
     found = _find(source, file)
     names = [item.names[0] for item in found]

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pcpp
-
 from llmc2py.diagnostics import SourceSpan
+from llmc2py.frontend.guarded import GuardedPreprocessor, told_failures
 
 _COMMENT_OR_LITERAL = re.compile(
     r"//(?:\\\n|[^\n])*"
@@ -188,7 +187,7 @@ def expand_macros(source: CText, items: Iterable[Item] | None, defined: Iterable
     """Run the preprocessor over the directives of a text and the given items (all of the text for None).
 
     Includes are not followed. ``defined`` names macros that are defined from the start. Returns the expanded text,
-    line for line where the original was, and the preprocessor's complaints.
+    line for line where the original was, and the preprocessor's complaints. Raises ValueError where it fails.
     """
     kept = [(0, len(source.code))] if items is None else [(item.start, item.end) for item in items]
     kept += [
@@ -207,11 +206,12 @@ def expand_macros(source: CText, items: Iterable[Item] | None, defined: Iterable
     expander = _Expander()
     for macro in defined:
         expander.define(f"{macro} 1")
-    expander.parse(text)
-    return CText(_layout(expander), "", source.lines), expander.complaints
+    with told_failures():
+        expander.parse(text)
+        return CText(_layout(expander), "", source.lines), expander.complaints
 
 
-class _Expander(pcpp.Preprocessor):  # type: ignore[misc]
+class _Expander(GuardedPreprocessor):
     """pcpp, collecting its complaints instead of printing them."""
 
     def __init__(self) -> None:

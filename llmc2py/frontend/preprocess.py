@@ -11,7 +11,7 @@ import io
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ import pcpp
 
 from llmc2py.diagnostics import Diagnostic, Severity, SourceSpan
 from llmc2py.frontend.features import features_of_kernels
+from llmc2py.frontend.guarded import GuardedPreprocessor, told_failures
 from llmc2py.frontend.lines import group_lines
 from llmc2py.frontend.sources import include_folders
 
@@ -40,13 +41,10 @@ PRECISION_MACROS = frozenset({"ENABLE_FP32", "ENABLE_FP16", "ENABLE_BF16"})
 _CUDA_WORDS = frozenset({"__global__", "__device__", "__host__", "__shared__", "__constant__", "__launch_bounds__"})
 
 LARGEST_FILE = 8 << 20
-#: Hand-written sources stay far below these; a few lines of macros or includes can ask for more than there is memory.
-_MOST_TOKENS = 2_000_000
+#: Hand-written sources stay far below these.
 _MOST_INCLUDES = 2_000
 _DEEPEST_INCLUDE = 40
 
-_CONDITIONS = frozenset({"if", "ifdef", "ifndef", "elif"})
-_WITH_OPERAND = _CONDITIONS | {"define", "undef", "pragma"}
 _HAS_INCLUDE = re.compile(r"__has_include\s*\([^()\n]*\)")
 #: Headers of CUDA, which people include with quotes too.
 _TOOLKIT_HEADER = re.compile(
@@ -93,7 +91,7 @@ class ExpandedHeader:
 HeaderCache = dict[object, ExpandedHeader]
 
 
-class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
+class _Preprocessor(GuardedPreprocessor):
     """pcpp with our answers to its questions."""
 
     def __init__(self, root: pathlib.Path, texts: dict[pathlib.Path, str], headers: HeaderCache) -> None:
@@ -114,7 +112,6 @@ class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
         #: Where the #include stands that is being handled.
         self._directive = ("", 1)
         self._varying: set[str] = set()
-        self._tokens = 0
         self._included = 0
 
     def relative(self, path: str) -> str:
@@ -205,21 +202,6 @@ class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
             return
         yield from super().include(tokens, original_line)
 
-    def expand_macros(self, tokens: list[Any], expanding_from: Sequence[str] = ()) -> list[Any]:
-        """Expand macros; raises ValueError where a file asks for more than any hand-written one has use for."""
-        expanded: list[Any] = super().expand_macros(tokens, list(expanding_from))
-        self._tokens += len(expanded)
-        if self._tokens > _MOST_TOKENS:
-            raise ValueError(f"its macros expand to more than {_MOST_TOKENS:,} tokens")
-        return expanded
-
-    def define(self, tokens: Any) -> None:
-        """Define a macro; pcpp fails on some of those that are not well-formed."""
-        try:
-            super().define(tokens)
-        except LookupError:
-            self._report(Severity.WARNING, tokens[0].source, tokens[0].lineno, "a bad macro definition is ignored")
-
     def on_include_not_found(self, is_malformed: bool, is_system_include: bool, curdir: str, includepath: str) -> None:
         if is_malformed:
             self._report(Severity.WARNING, *self._directive, "an #include that names no file is ignored")
@@ -266,15 +248,13 @@ class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
     ) -> bool | None:
         name = directive.value  # type: ignore[attr-defined]
         words = [tok.value for tok in toks if not tok.value.isspace()]  # type: ignore[attr-defined]
-        if name in _WITH_OPERAND and _lacks_operand(words):
-            self._complete(directive, toks)
-        if name in ("define", "undef") and words[0] in PRECISION_MACROS | _CUDA_WORDS:
+        if name in ("define", "undef") and words and words[0] in PRECISION_MACROS | _CUDA_WORDS:
             # The caller's arrays choose the precision, not the file; and the words of CUDA are what is looked for.
             raise pcpp.OutputDirective(pcpp.Action.IgnoreAndRemove)
         if name == "line":
             # Places are those in the files that there are.
             raise pcpp.OutputDirective(pcpp.Action.IgnoreAndRemove)
-        if name == "define" and ifpassthru and self._varies(toks):
+        if name == "define" and words and ifpassthru and self._varies(toks):
             raise pcpp.OutputDirective(pcpp.Action.IgnoreAndPassThrough)
         if name == "pragma" and words != ["once"]:
             raise pcpp.OutputDirective(pcpp.Action.IgnoreAndRemove)
@@ -282,16 +262,6 @@ class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
             raise pcpp.OutputDirective(pcpp.Action.IgnoreAndRemove)
         super().on_directive_handle(directive, toks, ifpassthru, precedingtoks)
         return None if ifpassthru else True
-
-    def _complete(self, directive: Any, toks: list[Any]) -> None:
-        """Report a directive that lacks its operand; a condition without one is false, other directives are nothing."""
-        self._report(Severity.WARNING, directive.source, directive.lineno, f"#{directive.value} lacks what follows it")
-        if directive.value not in _CONDITIONS:
-            raise pcpp.OutputDirective(pcpp.Action.IgnoreAndRemove)
-        operand = copy.copy(directive)
-        is_number = directive.value in ("if", "elif")
-        operand.type, operand.value = (self.t_INTEGER, "0") if is_number else (self.t_ID, "__llmc2py_nothing")
-        toks[:] = [operand]
 
     def _varies(self, toks: list[Any]) -> bool:
         """Whether a macro has different values under different open conditions: the text has to go on naming it."""
@@ -311,11 +281,6 @@ class _Preprocessor(pcpp.Preprocessor):  # type: ignore[misc]
     def _report(self, severity: Severity, file: str, line: int, message: str) -> None:
         shown = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in message)
         self.diagnostics.append(Diagnostic(severity, SourceSpan(self.relative(file), max(line, 1)), shown))
-
-
-def _lacks_operand(words: list[str]) -> bool:
-    """Whether a directive ends before its operand, which pcpp takes for granted."""
-    return not words or words in (["!"], ["!", "defined"], ["!", "defined", "("])
 
 
 def quoted_name(path: str) -> str:
@@ -357,12 +322,9 @@ def preprocess(
     for feature in features_of_kernels(texts[path], OPEN_MACROS):
         preprocessor.define(f"{feature} 1")
     output = io.StringIO()
-    try:
+    with told_failures():
         preprocessor.parse(texts[path], str(path))
         preprocessor.write(output)
-    except (LookupError, TypeError, AttributeError, AssertionError) as error:
-        # pcpp was not made for text that is no program; whatever it stumbles over, the other files are read.
-        raise ValueError(f"the preprocessor fails on it ({type(error).__name__}: {error})") from error
     file = preprocessor.relative(str(path))
     text, lines = _strip_line_marks(output.getvalue(), file, preprocessor.relative)
     return PreprocessedText(

@@ -367,7 +367,11 @@ def _kernels_begun(item: Item, declaration: Declaration) -> int:
     """Count the kernels or prototypes that an item begins: what stands in a body or in an error is swallowed."""
     if item.kind == "function":
         return int(is_kernel(item))
-    return 0 if declaration.node.has_error else kernel_words(item.text)
+    words = kernel_words(item.text)
+    if not words or declaration.node.has_error:
+        return 0
+    # A definition inside something else, as in a statement at file scope, is not read.
+    return 0 if any(node.type == "function_definition" for node in walk(declaration.node)) else words
 
 
 def _header_range(declaration: Declaration) -> tuple[int, int]:

@@ -159,6 +159,12 @@ def test_kernels_swallowed_by_a_missing_brace(tree):
     assert "\n" not in warning
 
 
+def test_kernels_inside_a_statement_at_file_scope_are_told(tree):
+    library = read_tree(tree(odd__cu="for (;;) {\n__global__ void inside(float* o) { o[0] = 1; }\n}\n"))
+    assert names(library) == ["good"]
+    assert said(library) == ["odd.cu:2:1: error: a kernel begins here that cannot be read; it is left out"]
+
+
 def test_prototypes_are_no_lost_kernels(tree):
     library = read_tree(
         tree(
