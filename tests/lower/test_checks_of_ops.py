@@ -43,7 +43,8 @@ def made_of(folder: pathlib.Path, entry: str, only: tuple[str, ...] = ()):
 def test_an_entry_without_a_layer_has_a_reference_and_no_module(tmp_path):
     files = made_of(tmp_path, ENTRY).files
     assert "twice_forward(x: Array" in files["references.py"]
-    assert '"twice": Check({"x": ("C",)}, {"out": ("C",)}, {"C": "128"})' in files["references.py"]
+    spec = 'OpSpec(name="twice", inputs={"x": ("C",)}, outputs={"out": ("C",)})'
+    assert f'"twice": Check({{"C": "128"}}, {spec})' in files["references.py"]
     assert "blocks=(32,)" in files["references.py"]
     assert "layers.py" not in files
     assert {name for name in files if name.endswith(".cu")} == {"twice.cu", "other.cu"}
