@@ -18,6 +18,7 @@ from llmc2py.emit.lock import LOCK_NAME, emit_lock
 from llmc2py.emit.render import render_package
 from llmc2py.emit.targets import BASE_TARGET, TARGETS
 from llmc2py.frontend.creference import parse_references
+from llmc2py.frontend.preprocess import read_source
 from llmc2py.ir.catalog import CatalogEntry
 from llmc2py.ir.library import Library, Reference
 from llmc2py.ir.plans import PackagePlan
@@ -91,10 +92,11 @@ def plain_references(source: pathlib.Path) -> tuple[list[Reference], list[Diagno
         ):
             continue
         try:
-            text = path.read_text(encoding="utf-8", errors="replace")
-        except OSError as error:
+            text = read_source(path)
+        except (OSError, ValueError) as error:
             place = SourceSpan(name.as_posix(), 1)
-            diagnostics.append(Diagnostic(Severity.WARNING, place, f"cannot be read: {error.strerror}"))
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            diagnostics.append(Diagnostic(Severity.WARNING, place, f"cannot be read: {reason}"))
             continue
         found, said = parse_references(text, name.as_posix())
         references += [Reference(one.name, one.span, one.double_params, one.double_source) for one in found]

@@ -215,11 +215,12 @@ class _Preprocessor(GuardedPreprocessor):
 
     def _leaves_tree(self, includepath: str) -> bool:
         folder = (self.root / self._directive[0]).parent
-        return not (folder / includepath).resolve().is_relative_to(self.root)
+        return not pathlib.Path(os.path.realpath(folder / includepath)).is_relative_to(self.root)
 
     def on_file_open(self, is_system_include: bool, includepath: str) -> io.StringIO:
         self.probes.add(includepath)
-        path = pathlib.Path(includepath).resolve()
+        # Unlike Path.resolve(), it leaves a loop of links as it is, and to open it fails.
+        path = pathlib.Path(os.path.realpath(includepath))
         if not path.is_relative_to(self.root):
             message = f"#include {quoted_name(os.path.relpath(path, self.root))} leaves the source tree: ignored"
             self._report(Severity.WARNING, *self._directive, message)

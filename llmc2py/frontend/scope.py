@@ -126,7 +126,7 @@ class ScopeReader:
                 continue
             value = item.child_by_field_name("value")
             read = self.expressions.read(value) if value else Number(self.tree.span(item), following, CType("int"))
-            following = int(read.value) + 1 if isinstance(read, Number) else following + 1
+            following = read.value + 1 if isinstance(read, Number) and isinstance(read.value, int) else following + 1
             prefix = f"{self.tree.text(scope)}::" if scoped and scope else ""
             self.constants[prefix + self.tree.text(child(item, "name"))] = read
 
