@@ -36,7 +36,7 @@ from llmc2py.ir.library import (
     SourceFile,
     TemplateParameter,
 )
-from llmc2py.ir.statements import Body
+from llmc2py.ir.statements import Body, Unsupported
 from llmc2py.ir.types import CType
 
 _WRITING = frozenset({Intent.OUT, Intent.INOUT, Intent.ACCUMULATE})
@@ -207,6 +207,13 @@ class UnitReader:
             if header is None or declaration.function is None or not is_kernel(item):
                 continue
             own = item.span.file == self.text.file
+            odd = next((one for one in (header.name, *(p.name for p in header.parameters)) if _is_odd(one)), None)
+            if odd is not None:
+                if own:
+                    message = f"kernel {header.name}: {odd} can be no name in Python; the kernel is left out"
+                    place = self.tree.span(declaration.node)
+                    self.diagnostics.append(Diagnostic(Severity.ERROR, place, message, header.name))
+                continue
             template = read_template(self.tree, declaration.template) if declaration.template is not None else ()
             part, found = self.slicer.slice(item, header.name, self._passed_functions(passed, template))
             self.diagnostics += found if own else []
@@ -271,7 +278,7 @@ class UnitReader:
                     continue
                 template = read_template(self.tree, declaration.template) if declaration.template is not None else ()
                 parameters = tuple(replace(one, type=self.scope.resolve(one.type)) for one in header.parameters)
-                body = self._body(node.child_by_field_name("body")) if name in wanted else ()
+                body = self._odd_names(node) or self._body(node.child_by_field_name("body")) if name in wanted else ()
                 found.setdefault(name, []).append(
                     Launcher(
                         name, self.tree.span(declaration.node), parameters, template, declaration.conditions, body,
@@ -279,6 +286,16 @@ class UnitReader:
                     )
                 )  # fmt: skip
         return found
+
+    def _odd_names(self, node: Node) -> Body:
+        """Return what stands for a host function that has odd names in it, nothing for others."""
+        if not _is_odd(self.tree.text(node)):
+            return ()
+        for item in walk(node):
+            if item.type.endswith("identifier") and not item.child_count and _is_odd(self.tree.text(item)):
+                text = self.tree.text(item)
+                return (Unsupported(self.tree.span(item), text, f"{text} can be no name in Python"),)
+        return ()
 
     def _body(self, node: Node | None) -> Body:
         """Return the body of a host function; one in a header is read once, however many units include it."""
@@ -361,6 +378,11 @@ class UnitReader:
                 if place.file == self.text.file and not any(start <= node.start_byte < end for start, end in begun):
                     message = "a kernel begins here that cannot be read; it is left out"
                     self.diagnostics.append(Diagnostic(Severity.ERROR, place, message))
+
+
+def _is_odd(name: str) -> bool:
+    """Whether a name has what C++ compilers take and Python does not: a dollar, or the escape of a character."""
+    return "$" in name or "\\" in name
 
 
 def _kernels_begun(item: Item, declaration: Declaration) -> int:

@@ -81,3 +81,51 @@ def test_keywords_and_runtime_names_can_be_names_in_the_source(tmp_path):
     kernels_made = [value for value in namespace.values() if type(value).__name__ == "Kernel"]
     assert sorted(kernel.name for kernel in kernels_made) == sorted(names)
     assert namespace["go"].__name__ == "go"
+
+
+HOSTILE = (
+    r'\"\"\"\nimport os\nos.system(1)\n\"\"\"', "{{ cycler.__init__.__globals__ }}", "{% for x in 1 %}", "{# gone #}",
+    r"\\", r"\x00\ud800", "# type: ignore", "'''", "%s {0} $x",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_texts_of_comments_strings_and_directives_stay_out_of_the_code(tmp_path, text):
+    source = (
+        f"// {text}\n/* {text} */\n"
+        f'#define MESSAGE "{text}"\n#line 7 "{text}"\n'
+        f'__global__ void k(float* o, int n) {{ const char* s = "{text}"; o[0] = n; }}  // {text}\n'
+        f'void run(float* o, int n, const char* s = "{text}") {{\n'
+        f'    assert(n > 0 && MESSAGE); puts("{text}"); k<<<n, 32>>>(o, n);\n}}\n'
+        f"void k_cpu(float* o, int n) {{ o[0] = n; /* {text} */ }}\n"
+    )
+    packages = []
+    for name, words in (("plain", "words"), ("hostile", text)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "k.cu").write_text(source.replace(text, words))
+        packages.append(generate(tmp_path / name).files)
+    plain, hostile = packages
+    assert hostile.keys() == plain.keys()
+    for name in hostile:
+        if name.endswith(".py"):
+            assert shape(hostile[name]) == shape(plain[name]), name
+
+
+ODD_NAMES = ("k{{7*7}}", "k;import os", 'k"""', r"k\u0022", "k$", "k`", "ünïcode", "k\u202e", "__class__", "k\u00a0")
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_odd_names_of_kernels_and_parameters_stay_names_or_cost_the_kernel(tmp_path, name):
+    (tmp_path / "good.cu").write_text(SOURCE)
+    (tmp_path / "k.cu").write_text(
+        f"__global__ void {name}(float* o) {{ o[0] = 1; }}\n__global__ void other(float* {name}) {{ }}\n"
+        f"void run_{name}(float* {name}) {{ {name}<<<1, 32>>>({name}); }}\n",
+        encoding="utf-8",
+    )
+    made = generate(tmp_path)
+    good = ast.parse(made.files["good.py"])
+    assert "run" in {node.name for node in ast.walk(good) if isinstance(node, ast.FunctionDef)}
+    for path, text in made.files.items():
+        if path.endswith(".py"):
+            imported = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import)]
+            assert all(alias.name != "os" for node in imported for alias in node.names)
