@@ -214,7 +214,10 @@ def test_bad_use_in_json(source):
     assert "no such folder" in json.loads(result.stdout)["error"]
 
 
-def test_a_bug_is_one_line_and_a_traceback_on_demand(source, monkeypatch):
+def test_a_bug_is_one_line_and_a_traceback_on_demand(source, tmp_path, monkeypatch):
+    # On a slow machine another test may have left the package of this source in the cache.
+    monkeypatch.setenv("LLMC2PY_CACHE_DIR", str(tmp_path / "cache"))
+
     def fail(*_):
         raise KeyError("two\nlines")
 
