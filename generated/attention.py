@@ -24,7 +24,7 @@ from llmc2py.runtime import (
     launcher,
 )
 from llmc2py.runtime.dtypes import bfloat16, float16, float32
-from llmc2py.runtime.ops import contiguous, cropped, empty, fitted, part, put, require, rows, take
+from llmc2py.runtime.ops import contiguous, cropped, empty, fitted, part, put, require, rows, take, zeros
 
 from .linear import matmul_cublaslt
 
@@ -296,7 +296,7 @@ class AttentionFunction(Function):
             packed = empty((N * P * max(3 * C, NH * P),), dtype, inp)
             put(packed, inp, (N, P, 3 * C))
             qkv = empty((3, N, P, C), dtype, inp)
-            weights = empty((N, NH, P, P), dtype, inp)
+            weights = zeros((N, NH, P, P), dtype, inp)
             mixed = empty((N, P, C), dtype, inp)
             if N * T * C > 0:
                 attention_forward(mixed, qkv, weights, packed, N, P, C, NH)

@@ -28,6 +28,7 @@ fused_classifier_kernel5 = Kernel(
     ],
     origin="llmc/fused_classifier.cuh:43",
     template=[TemplateParam("WriteDLogits", "bool", default=True), TemplateParam("WriteProbs", "bool", default=False)],
+    wide_indices=True,
 )
 
 

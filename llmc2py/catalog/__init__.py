@@ -15,7 +15,7 @@ from llmc2py.ir.plans import ArraySpec, CReferenceCall, OptionSpec, VariantCall
 _KEYS = frozenset(
     {"name", "layer", "summary", "details", "source", "launchers", "kernels", "uses", "inputs", "parameters",
      "outputs", "forward", "backward", "extents", "reference", "fast_sizes", "variants", "sizes", "options",
-     "intermediates", "cases", "precisions", "autocast"}
+     "intermediates", "cases", "precisions", "wide", "autocast"}
 )  # fmt: skip
 _REQUIRED = ("name", "layer", "summary", "source", "inputs", "outputs", "forward", "reference")
 #: An entry without a layer, of which launchers alone are checked.
@@ -118,6 +118,7 @@ def _entry(table: dict[str, Any], file: str, lines: dict[str, int]) -> CatalogEn
         cases=tuple(dict(case) for case in table.get("cases", ())),
         precisions=tuple(map(str, table.get("precisions", ()))),
         stochastic=tuple(map(str, table.get("backward", {}).get("stochastic", ()))),
+        wide=tuple(map(str, table.get("wide", ()))),
         autocast=_autocast(table.get("autocast", "widest")),
     )
 

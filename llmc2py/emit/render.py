@@ -160,6 +160,7 @@ def _kernel(module: ModulePlan, kernel: Kernel) -> dict[str, Any]:
         "template": [_template_param(one) for one in kernel.template],
         "origin": kernel.span.origin,
         "precisions": _precisions(kernel),
+        "is_wide": kernel.name in module.wide,
         "is_cooperative": kernel.slice is not None and kernel.slice.is_cooperative,
     }
 

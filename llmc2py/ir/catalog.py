@@ -44,8 +44,9 @@ class CatalogEntry:
     the first counts whose names are all parameters of the launcher. ``variants`` are launchers that compute the op
     too, on the ``sizes`` by letter, of which ``lead`` are the leading axes; an entry without a ``layer`` is there for
     these alone. ``intermediates`` are what the forward pass saves beside inputs, parameters and outputs, ``cases`` the
-    sizes to verify on, ``stochastic`` the arrays whose gradients are rounded at random. ``autocast`` says which
-    precision mixed inputs are brought to: the lower one, float32, or the widest that is given.
+    sizes to verify on, ``wide`` the kernels of ``source`` that index arrays with 64 bits, ``stochastic`` the arrays
+    whose gradients are rounded at random. ``autocast`` says which precision mixed inputs are brought to: the lower one,
+    float32, or the widest that is given.
     """
 
     file: str
@@ -76,4 +77,5 @@ class CatalogEntry:
     cases: tuple[dict[str, Any], ...] = ()
     precisions: tuple[str, ...] = ()
     stochastic: tuple[str, ...] = ()
+    wide: tuple[str, ...] = ()
     autocast: str = "widest"

@@ -215,7 +215,8 @@ class ModulePlan:
     """One generated module, made from one source file.
 
     ``path`` is relative to the package, without suffix; ``symbols`` gives the Python name of each kernel here;
-    ``extents`` the number of elements by launcher and parameter; ``imports`` the names taken from other modules.
+    ``extents`` the number of elements by launcher and parameter; ``imports`` the names taken from other modules;
+    ``wide`` names the kernels that index with 64 bits though no parameter tells.
     """
 
     path: str
@@ -227,6 +228,7 @@ class ModulePlan:
     imports: dict[str, tuple[str, ...]]
     op: OpPlan | None
     replaced: tuple[ReplacedLauncher, ...] = ()
+    wide: frozenset[str] = frozenset()
 
     @property
     def origin(self) -> str:

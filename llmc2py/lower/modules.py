@@ -342,6 +342,7 @@ class _PackageLowering:
             self._imports(path, file, launchers, entry),
             op,
             tuple(one for (place, name), (_, one) in self.replaced.items() if (place, "replaced", name) in own),
+            frozenset(name for one in self.entries if one.source == source for name in one.wide),
         )
 
     def _extents(self, source: str, launchers: list[LaunchPlan]) -> dict[str, dict[str, str]]:

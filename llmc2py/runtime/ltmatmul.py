@@ -283,6 +283,7 @@ def _workspace(cupy: Any, device: int, stream: int) -> int:
     try:
         return _workspaces[key][1]
     except KeyError:
-        memory = cupy.cuda.alloc(WORKSPACE_BYTES)
+        # Not from an allocator of the moment, such as that of a capture or of PyTorch: it outlives what these are for.
+        memory = cupy.get_default_memory_pool().malloc(WORKSPACE_BYTES)
         # Of two threads that come here at once, both take the memory that stood there first.
         return _workspaces.setdefault(key, (memory, memory.ptr))[1]

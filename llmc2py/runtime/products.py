@@ -151,12 +151,13 @@ def _is_coarse(gemm: Gemm) -> bool:
     """Whether cuBLASLt's own epilogue is less exact than the result's type. Seen on an H200.
 
     In float32 its slope of GELU has a fast tanh; in 16 bits it adds the bias to a product that is rounded already where
-    columns are not whole packets, and sums gradients of the bias in 16 bits.
+    columns of any of the matrices are not whole packets, and sums gradients of the bias in 16 bits.
     """
     name = gemm.epilogue.name
     if gemm.d.dtype == "CUDA_R_32F":
         return name in ("DGELU", "DGELU_BGRAD")
-    return name == "DGELU_BGRAD" or (name != "DEFAULT" and gemm.m % _PACKET != 0)
+    is_ragged = any(size % _PACKET for size in (gemm.m, gemm.a.ld, gemm.b.ld, gemm.d.ld))
+    return name == "DGELU_BGRAD" or (name != "DEFAULT" and is_ragged)
 
 
 def _step_by_step(gemm: Gemm, blas: Cublas, lt: Any, device: int) -> Step:

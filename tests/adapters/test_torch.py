@@ -516,6 +516,8 @@ def test_memory_is_that_of_pytorchs_allocator(dtype: Any, package: Any, cuda: An
 
 
 @pytest.mark.gpu
+# PyTorch warns that a captured backward pass runs on another stream than the leaves were made on.
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning")
 def test_a_training_step_is_captured_into_a_graph(package: Any, cuda: Any) -> None:
     torch.manual_seed(0)
     model = Model(package).cuda()

@@ -79,8 +79,9 @@ def test_strides_and_alignment_do_not_matter(bench, op, shape, layout, precision
     contiguous = {name: array.copy() for name, array in arrays.items()}
     again = bench.run(op, contiguous, {name: array.copy() for name, array in gradients.items()})
     bench.check(op, arrays, gradients, again)
+    # On a GPU what is not aligned may take another kernel, and sums come in any order.
     summed_in_any_order = {f"d{name}" for name in bench.layer_class(op).spec.parameters}
-    for name in results.keys() - summed_in_any_order if op not in PRODUCTS else ():
+    for name in results.keys() - summed_in_any_order if op not in PRODUCTS and bench.xp is np else ():
         bench.xp.testing.assert_array_equal(results[name], again[name])
 
 

@@ -123,7 +123,10 @@ class FakeCublasLt:
     def Device(self, device: int) -> Any:  # noqa: N802
         return contextlib.nullcontext()
 
-    def alloc(self, size: int) -> Any:
+    def get_default_memory_pool(self) -> Any:
+        return self
+
+    def malloc(self, size: int) -> Any:
         self.workspaces += 1
         array = np.empty(size, np.uint8)
         return FakeMemory(array)

@@ -36,7 +36,7 @@ def one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make products fail that are not done in one call of cuBLASLt."""
     pytest.importorskip("nvmath")
     assert ltmatmul.nvmath_library() is not None
-    monkeypatch.setattr(products, "_cublas_step", lambda gemm, blas: lambda *_: pytest.fail("not in one call"))
+    monkeypatch.setattr(products, "_step_by_step", lambda *_: lambda *_: pytest.fail("not in one call"))
 
 
 def on_device(arrays: list[np.ndarray]) -> list[Any]:
