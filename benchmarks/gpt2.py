@@ -248,7 +248,7 @@ def main(
                 continue
             here.append(run_program(name, context, B))
             gc.collect()
-            free_memory()
+            free_memory(device)
             click.echo("  ".join(cells(here[-1])), err=True)
         check_agreement(here, AGREEMENT[dtype])
         rows += here

@@ -150,10 +150,10 @@ def array_place(model: GPT2) -> Callable[[Any], Any]:
     return place
 
 
-def free_memory() -> None:
+def free_memory(device: str) -> None:
     """Give memory that nobody uses back to the device, so that the next program has all of it."""
-    if (cupy := sys.modules.get("cupy")) is not None:
-        cupy.get_default_memory_pool().free_all_blocks()
+    if device != "cpu":
+        importlib.import_module("cupy").get_default_memory_pool().free_all_blocks()
     if (torch := sys.modules.get("torch")) is not None:
         torch._dynamo.reset()
         if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""``generate`` killed at random moments: twenty kills of what ``benchmarks/kills.py`` does a thousand times."""
+"""``generate`` killed at random moments: a dozen kills of what ``benchmarks/kills.py`` does a thousand times."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import kills
 
-COUNT = 20
+COUNT = 12
 
 
 def test_the_package_is_whole_after_each_kill_and_nothing_piles_up():
