@@ -64,7 +64,8 @@ def misaligned(xp, array):
 LAYOUTS = [transposed, sliced, cut, reversed_rows, broadcast, misaligned]
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+# A layout is a matter of the size of elements; `verify` has float16 too.
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
 @pytest.mark.parametrize(
     ("op", "shape"), [(op, shape) for op in OPS for shape in (SHAPES if op in OPS[:4] else [SHAPE])], ids=str

@@ -17,7 +17,7 @@ from llmc2py.runtime.params import Param, array_dtype, scalar_type
 from llmc2py.verify.launch_oracle import Argument, check_call
 from tests.oracle.launchers import INNER, ROWS, RUNNING_BLOCKS, Row
 
-EXAMPLES = 6
+EXAMPLES = 4
 #: How often the examples are drawn until one of them is accepted and run.
 ATTEMPTS = 8
 #: Both 16-bit formats take the same way through a launcher: the second one is tried on those of the training program.
