@@ -428,6 +428,7 @@ REFERENCES = {
             ((2,), {"T": 0, "C": 64, "NH": 2}),
             ((3,), {"T": 30, "C": 192, "NH": 3}),
         ),
+        either_way=True,
     ),
     "classifier": Reference(
         "classifier",
@@ -746,6 +747,7 @@ REFERENCES = {
             ((0,), {"C": 8, "OC": 16}),
             ((19,), {"C": 64, "OC": 128}),
         ),
+        either_way=True,
     ),
     "mlp": Reference(
         "mlp",
@@ -764,6 +766,7 @@ REFERENCES = {
             ((0,), {"C": 8, "H": 16}),
             ((19,), {"C": 32, "H": 128}),
         ),
+        either_way=True,
     ),
     "residual": Reference(
         "residual",
@@ -887,6 +890,7 @@ REFERENCES = {
             ),
         ),
         reduction=("T",),
+        either_way=True,
     ),
     "attention_scores": Reference(
         "attention_scores",

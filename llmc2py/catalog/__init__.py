@@ -118,6 +118,7 @@ def _entry(table: dict[str, Any], file: str, lines: dict[str, int]) -> CatalogEn
         cases=tuple(dict(case) for case in table.get("cases", ())),
         precisions=tuple(map(str, table.get("precisions", ()))),
         stochastic=tuple(map(str, table.get("backward", {}).get("stochastic", ()))),
+        either_way=bool(reference.get("either_way", False)),
         wide=tuple(map(str, table.get("wide", ()))),
         autocast=_autocast(table.get("autocast", "widest")),
     )

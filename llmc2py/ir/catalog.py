@@ -45,7 +45,8 @@ class CatalogEntry:
     too, on the ``sizes`` by letter, of which ``lead`` are the leading axes; an entry without a ``layer`` is there for
     these alone. ``intermediates`` are what the forward pass saves beside inputs, parameters and outputs, ``cases`` the
     sizes to verify on, ``wide`` the kernels of ``source`` that index arrays with 64 bits, ``stochastic`` the arrays
-    whose gradients are rounded at random. ``autocast`` says which precision mixed inputs are brought to: the lower one,
+    whose gradients are rounded at random; ``either_way`` says that what the reference stores may be rounded otherwise,
+    or not at all. ``autocast`` says which precision mixed inputs are brought to: the lower one,
     float32, or the widest that is given.
     """
 
@@ -78,4 +79,5 @@ class CatalogEntry:
     precisions: tuple[str, ...] = ()
     stochastic: tuple[str, ...] = ()
     wide: tuple[str, ...] = ()
+    either_way: bool = False
     autocast: str = "widest"

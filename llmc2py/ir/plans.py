@@ -167,6 +167,7 @@ class OpPlan:
     sizes: tuple[tuple[str, str], ...] = ()
     lead: tuple[str, ...] = ()
     stochastic: tuple[str, ...] = ()
+    either_way: bool = False
     origin: str = ""
     autocast: str = "widest"
 
@@ -198,6 +199,7 @@ class CheckPlan:
     layer: str = ""
     parameters: tuple[ArraySpec, ...] = ()
     options: tuple[OptionSpec, ...] = ()
+    either_way: bool = False
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ def lower_check(entry: CatalogEntry) -> CheckPlan:
         c_references=entry.c_references,
         reduction=entry.reduction,
         variants=entry.variants,
+        either_way=entry.either_way,
     )
 
 

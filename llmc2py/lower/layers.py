@@ -74,6 +74,7 @@ def lower_entry(
         sizes=entry.sizes,
         lead=entry.lead,
         stochastic=entry.stochastic,
+        either_way=entry.either_way,
         origin=origin,
         autocast=entry.autocast,
     )

@@ -45,7 +45,9 @@ class Reference:
 
     ``reduction`` are the letters of the axes that sums run over. ``cases`` are the sizes to verify on (leading axes,
     and letters and options by name), if not the usual ones; ``stochastic`` names the arrays whose gradients are rounded
-    at random. Options are passed by name to both passes.
+    at random.
+    ``either_way`` says that kernels may round what the reference stores otherwise, or not at all. Options are passed by
+    name to both passes.
     """
 
     op: str
@@ -56,6 +58,7 @@ class Reference:
     reduction: tuple[str, ...] = ()
     cases: tuple[tuple[tuple[int, ...], Mapping[str, Any]], ...] = ()
     stochastic: tuple[str, ...] = ()
+    either_way: bool = False
 
     def bound(self, options: Mapping[str, Any]) -> Reference:
         """Return the reference with options filled in."""
