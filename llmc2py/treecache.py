@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 
 from llmc2py.caching import Shelf, code_key, paused_collection
@@ -93,7 +94,10 @@ class _Units:
         started = time.perf_counter()
         unit = read_unit(path, self.root, self._cache)
         took = time.perf_counter() - started
-        if key is not None and took > least and self._is_told(path, unit):
+        if key is None or unit.file is None or not self._is_told(path, unit):
+            return unit
+        unit = replace(unit, file=replace(unit.file, key=key))
+        if took > least:
             UNITS.store(key, unit)
         return unit
 

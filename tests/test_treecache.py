@@ -87,6 +87,21 @@ def test_what_is_as_it_was_once_needs_no_reading(tree, reads):
     assert read(tree, reads) == []
 
 
+def test_a_file_has_a_key_where_all_that_it_was_read_from_is_known(tree, reads):
+    def keys():
+        return {file.path: file.key for file in read_tree_once(tree).files}
+
+    first = keys()
+    assert keys() == first
+    assert all(first.values())
+    (tree / "size.h").write_text("#define SIZE 4\n")
+    second = keys()
+    assert second["fill.cu"] != first["fill.cu"]
+    assert second["other.cu"] == first["other.cu"]
+    (tree / "fill.cu").write_text("#define NAME <size.h>\n" + KERNEL.replace('"size.h"', "NAME"))
+    assert keys()["fill.cu"] == ""
+
+
 def test_a_file_with_another_name_is_another(tree, reads):
     read(tree, reads)
     (tree / "other.cu").rename(tree / "renamed.cu")

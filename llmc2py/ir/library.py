@@ -167,7 +167,10 @@ class Reference:
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of the tree with what is defined in it."""
+    """One file of the tree with what is defined in it.
+
+    ``key`` stands for all that the file was read from: files of one key are equal. It is "" where that is not known.
+    """
 
     path: str
     kernels: tuple[Kernel, ...]
@@ -175,6 +178,7 @@ class SourceFile:
     scope: Scope = field(compare=False, repr=False)
     references: tuple[Reference, ...]
     depends_on: tuple[str, ...]
+    key: str = field(default="", compare=False, repr=False)
 
     def kernel(self, name: str) -> Kernel | None:
         """Return the kernel of this name that the file defines, or None."""
