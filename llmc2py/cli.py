@@ -285,9 +285,13 @@ def report(
 @click.option("--package", default="generated", show_default=True, help="The generated package: a folder or a module.")
 @click.option("--backend", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @_only_option("layers")
+@click.option("--again", is_flag=True, help="Run those checks too that passed in an earlier run of the same code.")
 @_verbose_option
-def verify(package: str, backend: str, only: tuple[str, ...], verbose: bool, as_json: bool) -> int:
-    """Run every layer forward and backward against its references; exit with 1 where one fails."""
+def verify(package: str, backend: str, only: tuple[str, ...], again: bool, verbose: bool, as_json: bool) -> int:
+    """Run every layer forward and backward against its references; exit with 1 where one fails.
+
+    Checks that passed before, and that nothing changed for since, are not run but taken from there.
+    """
     from llmc2py import console, views
     from llmc2py.verify.report import VerifyRow, resolve_backend, verify_package
 
@@ -297,11 +301,13 @@ def verify(package: str, backend: str, only: tuple[str, ...], verbose: bool, as_
         def say(row: VerifyRow) -> None:
             progress.update(f"{row.layer} {row.precision} {row.shape}")
 
-        rows = verify_package(package, backend, only, say)
+        rows = verify_package(package, backend, only, say, earlier="renewed" if again else "taken")
     failed = sum(not row.ok for row in rows)
     if as_json:
-        console.write_json({"package": package, "backend": backend, "checks": len(rows), "failed": failed,
-                            "rows": [row.to_json() for row in rows]})  # fmt: skip
+        console.write_json(
+            {"package": package, "backend": backend, "checks": len(rows), "failed": failed}
+            | {"earlier": sum(row.earlier for row in rows), "rows": [row.to_json() for row in rows]}
+        )
     else:
         views.show_verification(rows, backend, verbose=verbose)
     return _FOUND if failed else 0

@@ -293,9 +293,16 @@ def show_verification(rows: Sequence[VerifyRow], backend: str, *, verbose: bool)
             [_verify_row(row) for row in shown],
             numbers=("error", "allowed"),
         )
-    failed = sum(not row.ok for row in rows)
+    write(f"\n{_count(len(rows), 'check')} on the {backend.upper()} backend: {_verdict(rows)}")
+
+
+def _verdict(rows: Sequence[VerifyRow]) -> str:
+    failed, earlier = sum(not row.ok for row in rows), sum(row.earlier for row in rows)
     verdict = f"{failed} FAILED" if failed else "all passed"
-    write(f"\n{_count(len(rows), 'check')} on the {backend.upper()} backend: {verdict}")
+    if not earlier:
+        return verdict
+    which = f"{earlier} passed" if failed else f"{earlier} of them"
+    return f"{verdict}, {which} in earlier runs of the same code (--again runs them)"
 
 
 def _group(rows: Sequence[VerifyRow]) -> tuple[str, str, str, str]:
@@ -303,11 +310,16 @@ def _group(rows: Sequence[VerifyRow]) -> tuple[str, str, str, str]:
     parts = [row.error / row.allowed for row in rows if row.allowed > 0 and not math.isnan(row.error)]
     failed = sum(not row.ok for row in rows)
     shapes = len({row.shape for row in rows})
-    return str(shapes), str(len(rows)), f"{max(parts):.2f}" if parts else "-", f"{failed} FAILED" if failed else "ok"
+    result = f"{failed} FAILED" if failed else _passed(sum(row.earlier for row in rows), len(rows))
+    return str(shapes), str(len(rows)), f"{max(parts):.2f}" if parts else "-", result
+
+
+def _passed(earlier: int, checks: int) -> str:
+    return "ok" if not earlier else "ok (earlier)" if earlier == checks else f"ok ({earlier} earlier)"
 
 
 def _verify_row(row: VerifyRow) -> tuple[str, ...]:
-    result, detail = "ok" if row.ok else "FAILED", " ".join(row.detail.split())
+    result, detail = _passed(int(row.earlier), 1) if row.ok else "FAILED", " ".join(row.detail.split())
     return row.layer, row.precision, row.shape, row.check, result, _number(row.error), _number(row.allowed), detail
 
 

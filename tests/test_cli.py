@@ -332,8 +332,8 @@ def rows_of(*verdicts):
 def test_verify_exit_code_table_and_json(monkeypatch, verdicts, code):
     asked = []
 
-    def verify(package, backend, only, progress):
-        asked.append((package, backend, only))
+    def verify(package, backend, only, progress, *, earlier):
+        asked.append((package, backend, only, earlier))
         for row in rows_of(*verdicts):
             progress(row)
         return rows_of(*verdicts)
@@ -341,12 +341,12 @@ def test_verify_exit_code_table_and_json(monkeypatch, verdicts, code):
     monkeypatch.setattr(report, "verify_package", verify)
     result = run("verify", "--backend", "cpu", "--only", "Ge*")
     assert result.exit_code == code, result.output
-    assert asked == [("generated", "cpu", ("Ge*",))]
+    assert asked == [("generated", "cpu", ("Ge*",), "taken")]
     assert ("3 checks on the CPU backend: all passed" in result.stdout) is (code == 0)
     assert ("(2,)" in result.stdout and "FAILED" in result.stdout) is (code == 1)
-    as_json = run("verify", "--backend", "cpu", "--json")
+    as_json = run("verify", "--backend", "cpu", "--json", "--again")
     record = json.loads(as_json.stdout)
-    assert as_json.exit_code == code
+    assert (as_json.exit_code, asked[-1][-1]) == (code, "renewed")
     assert (record["checks"], record["failed"]) == (3, code)
     assert record["rows"][-1]["error"] is None
 
@@ -355,7 +355,7 @@ def test_verify_runs_a_layer_for_real(tmp_path, monkeypatch):
     package = tmp_path / "package"
     assert run("generate", RELU, "--output", package).exit_code == 0
     monkeypatch.chdir(tmp_path)
-    result = run("verify", "--package", package, "--backend", "cpu")
+    result = run("verify", "--package", package, "--backend", "cpu", "--again")
     assert result.exit_code == 0, result.output
     assert "ReLU" in result.stdout
     broken = (package / "relu.cu").read_text().replace("0.0f : x[i]", "0.5f : x[i]")

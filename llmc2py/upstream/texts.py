@@ -23,6 +23,7 @@ def to_record(update: Update) -> dict[str, Any]:
         "misfits": [_misfit_record(one) for one in update.misfits],
         "verified": list(update.verified),
         "checks": len(update.rows),
+        "earlier": _earlier(update),
         "failed": [row.to_json() for row in update.failed],
     }
 
@@ -56,8 +57,14 @@ def verdict(update: Update) -> str:
         return f"{len(update.failed)} of {checks} FAILED: {update.source} and {update.output} are left as they were"
     if not update.written:
         return f"{update.source}: {move}; nothing was written"
-    passed = f"{checks} passed" if update.verified else "not verified" if update.unverified else checks
+    earlier = f" ({_earlier(update)} of them in earlier runs of the same code)" if _earlier(update) else ""
+    passed = f"{checks} passed{earlier}" if update.verified else "not verified" if update.unverified else checks
     return f"{update.source}: {move}; {passed}; {update.output} written"
+
+
+def _earlier(update: Update) -> int:
+    """Return how many checks were not run now, because they had passed before."""
+    return sum(row.earlier for row in update.rows)
 
 
 def _misfit_record(one: Misfit) -> dict[str, Any]:

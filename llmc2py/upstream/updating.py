@@ -166,7 +166,11 @@ def _verified(found: Update, made: Generated, backend: str, say: Say) -> Update:
         package = pathlib.Path(scratch, found.output.name)
         write_package(package, made.files)
         rows = verify_package(
-            str(package), backend, names, lambda row: say(f"verifying {row.layer} {row.precision} {row.shape}")
+            str(package),
+            backend,
+            names,
+            lambda row: say(f"verifying {row.layer} {row.precision} {row.shape}"),
+            earlier="taken",
         )
     return replace(found, verified=tuple(names), rows=rows)
 

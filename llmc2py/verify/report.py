@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import importlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 from llmc2py.diagnostics import UsageError
@@ -17,10 +19,11 @@ from llmc2py.runtime.poison import poisoned_arrays
 from llmc2py.runtime.references import Reference
 from llmc2py.verify.cases import Case, cases_for
 from llmc2py.verify.checks import Subject, check_layer
+from llmc2py.verify.kept import Earlier, Footprint, Footprints, Run, rows_of
 from llmc2py.verify.oracles import bound, check_c_references, check_derivative
 from llmc2py.verify.packages import Package, load_package
 from llmc2py.verify.rows import VerifyRow
-from llmc2py.verify.variants import variant_subjects, variant_task
+from llmc2py.verify.variants import VariantSubject, check_variant, variant_subjects
 
 __all__ = ["VerifyRow", "resolve_backend", "verify_package"]
 
@@ -28,8 +31,15 @@ _MAX_WORKERS = 4
 #: References in double are called on shapes of up to this many elements.
 _REFERENCE_SIZE = 1 << 14
 
-Task = Callable[[], list[VerifyRow]]
 Cases = Callable[[OpSpec], Sequence[Case]]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A part of a verification, run and kept as one, and what gives its footprint."""
+
+    run: Run
+    footprint: Callable[[Footprints], Footprint | None]
 
 
 def verify_package(
@@ -41,6 +51,7 @@ def verify_package(
     precisions: Sequence[str] | None = None,
     cases: Cases | None = None,
     variants: bool = True,
+    earlier: Earlier = "ignored",
 ) -> list[VerifyRow]:
     """Run every layer of a generated package, and the variants of its op, and compare them with their references.
 
@@ -60,6 +71,9 @@ def verify_package(
         Gives the shapes for an op; `cases_for` by default.
     variants
         Whether to run the variants of the ops too. Where they add with atomics, errors differ from run to run.
+    earlier
+        ``ignored``: run everything and keep nothing. ``taken``: do not run checks that passed in an earlier run of the
+        same code on the same machine, and keep those that pass now. ``renewed``: run everything, and keep what passes.
 
     Returns
     -------
@@ -87,10 +101,17 @@ def verify_package(
     tasks = [task for name in names if name in loaded.layers for task in _tasks(loaded, name, xp, precisions, cases)]
     if variants:
         subjects = (one for name in names for one in variant_subjects(loaded, name, xp))
-        tasks += [variant_task(one) for one in subjects if precisions is None or one.precision in precisions]
+        tasks += [_variant_task(one) for one in subjects if precisions is None or one.precision in precisions]
+    if earlier == "ignored":
+        return _run([task.run for task in tasks], progress)
+    of = Footprints(loaded, place)
+    return _run([functools.partial(rows_of, task.run, task.footprint(of), earlier) for task in tasks], progress)
+
+
+def _run(runs: Iterable[Run], progress: Callable[[VerifyRow], None] | None) -> list[VerifyRow]:
     rows: list[VerifyRow] = []
     with poisoned_arrays(), ThreadPoolExecutor(min(_MAX_WORKERS, os.cpu_count() or 1)) as pool:
-        futures = [pool.submit(task) for task in tasks]
+        futures = [pool.submit(run) for run in runs]
         try:
             _collect(futures, rows, progress)
         except BaseException:
@@ -163,9 +184,14 @@ def _tasks(package: Package, name: str, xp: Any, precisions: Sequence[str] | Non
     if reference is None:
         detail = f"the package has no reference for {spec.name}"
         row = VerifyRow(name, "float64", "", "reference", False, float("nan"), float("nan"), detail)
-        return [lambda: [row]]
+        return [Task(lambda: [row], lambda of: None)]
     shapes = cases(spec)
-    tasks: list[Task] = [lambda: _reference_rows(package, name, spec, reference, shapes)]
+    tasks = [
+        Task(
+            lambda: _reference_rows(package, name, spec, reference, shapes),
+            lambda of: of.reference(name, spec, reference, shapes),
+        )
+    ]
     for precision in spec.dtypes:
         if precisions is None or precision in precisions:
             tasks.append(_layer_task(Subject(name, layer, spec, reference, precision, xp), shapes))
@@ -173,7 +199,11 @@ def _tasks(package: Package, name: str, xp: Any, precisions: Sequence[str] | Non
 
 
 def _layer_task(subject: Subject, cases: Sequence[Case]) -> Task:
-    return lambda: list(check_layer(subject, cases))
+    return Task(lambda: list(check_layer(subject, cases)), lambda of: of.layer(subject, cases))
+
+
+def _variant_task(subject: VariantSubject) -> Task:
+    return Task(lambda: check_variant(subject), lambda of: of.variant(subject))
 
 
 def _reference_rows(

@@ -14,7 +14,8 @@ from llmc2py.verify.tolerance import Comparison
 class VerifyRow:
     """The outcome of one check: of which layer, in which precision, on which shape of the first input.
 
-    ``error`` and ``allowed`` are those of the worst element, NaN where the check compares no numbers.
+    ``error`` and ``allowed`` are those of the worst element, NaN where the check compares no numbers. ``earlier`` says
+    that it was not run now, but passed in an earlier run of the same code.
     """
 
     layer: str
@@ -25,6 +26,7 @@ class VerifyRow:
     error: float
     allowed: float
     detail: str
+    earlier: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as JSON values; a number that JSON has not is None."""

@@ -8,7 +8,7 @@ sizes is checked on the layers.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -281,8 +281,3 @@ def _values(subject: VariantSubject, expected: _Expectation, param: Param, name:
 def _scratch_size(xp: Any) -> int:
     device = backend_named("cuda" if xp.__name__ == "cupy" else "cpu").properties(0)
     return _BLOCKS * device.multiProcessorCount * (2 * _COLUMNS + 1)
-
-
-def variant_task(subject: VariantSubject) -> Callable[[], list[VerifyRow]]:
-    """Return the check of a variant as something to run later."""
-    return lambda: check_variant(subject)

@@ -194,7 +194,7 @@ def test_rows_are_plain_values():
     row = VerifyRow("GeLU", "float32", "(1,)", "forward", True, 0.0, 1.0, "")
     assert row.to_json() == {
         "layer": "GeLU", "precision": "float32", "shape": "(1,)", "check": "forward", "ok": True, "error": 0.0,
-        "allowed": 1.0, "detail": "",
+        "allowed": 1.0, "detail": "", "earlier": False,
     }  # fmt: skip
 
 
