@@ -42,7 +42,8 @@ class FunctionHeader:
 def read_type(tree: SyntaxTree, node: Node) -> CType:
     """Return the type of a declaration-like node, without what its declarator adds."""
     spec = node.child_by_field_name("type")
-    const = any(item.type == "type_qualifier" and tree.text(item) in ("const", "constexpr") for item in node.children)
+    qualifiers = (tree.text(item) for item in node.named_children if item.type == "type_qualifier")
+    const = any(word in ("const", "constexpr") for word in qualifiers)
     return CType(type_name(tree, spec) if spec else "int", 0, const)
 
 

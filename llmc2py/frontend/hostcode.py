@@ -276,9 +276,9 @@ def launch_of(node: Node) -> Node | None:
 def launch_sites(tree: SyntaxTree, node: Node) -> int:
     """Count the launches in a function."""
     text = tree.source[node.start_byte : node.end_byte]
-    count = len(tree.find(node, "kernel_call_syntax")) if b"<<" in text else 0
+    count = sum(item.type == "kernel_call_syntax" for item in walk(node)) if b"<<" in text else 0
     if COOPERATIVE_LAUNCH.encode() in text:
-        count += sum(_is_cooperative(tree, item) for item in tree.find(node, "call_expression"))
+        count += sum(_is_cooperative(tree, item) for item in walk(node))
     return count
 
 

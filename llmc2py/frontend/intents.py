@@ -8,10 +8,11 @@ parameter, and device functions that a parameter is passed to, are followed.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from llmc2py.frontend.declarations import declared, read_header, read_type
+from llmc2py.frontend.alignment import Widths
+from llmc2py.frontend.declarations import declared, read_type
+from llmc2py.frontend.items import Function
 from llmc2py.frontend.syntax import MissingPartError, Node, SyntaxTree, child, first, named, walk
 from llmc2py.ir.library import Intent
 from llmc2py.ir.types import CType
@@ -23,11 +24,19 @@ _ACCUMULATING_ATOMICS = re.compile(r"^atomic(Add|Sub|Max|Min|And|Or|Xor|Inc|Dec)
 _CONVERSIONS = frozenset({"float", "double", "half", "floatX", "static_cast", "__nv_bfloat16"})
 _HALF_CONVERSION = re.compile(r"^__(float2|half2float|bfloat162float|float2bfloat16|float2half)\w*$")
 _CASTS = frozenset({"reinterpret_cast", "const_cast", "static_cast"})
-_WIDTHS = {"int4": 16, "float4": 16, "uint4": 16, "double2": 16, "longlong2": 16, "ulonglong2": 16}
-_WIDTHS |= {"int2": 8, "float2": 8, "uint2": 8, "double": 8, "short4": 8, "ushort4": 8, "char4": 4, "half2": 4}
-_WIDTHS |= {"__half2": 4, "__nv_bfloat162": 4, "nv_bfloat162": 4, "bfloat162": 4}
-_ALIGNED_CLASS = re.compile(r"\b(?:struct|class)\s+(?:__align__|alignas)\s*\(\s*(\d+)\s*\)\s*(\w+)")
-_ALIAS = re.compile(r"\btypedef\s+(\w+)\s*(?:<[^;{}]*>)?\s*(\w+)\s*;|\busing\s+(\w+)\s*=\s*(\w+)\b[^;{}]*;")
+#: What is looked at in a body.
+_WATCHED = frozenset(
+    {
+        "assignment_expression",
+        "binary_expression",
+        "call_expression",
+        "declaration",
+        "field_expression",
+        "init_declarator",
+        "pointer_expression",
+        "subscript_expression",
+    }
+)
 
 
 @dataclass
@@ -66,57 +75,64 @@ class Access:
 
 @dataclass
 class _Function:
-    """A function under analysis: parameters, those that each pointer may point into, the locals of loaded values."""
+    """A function under analysis: parameters, those that each pointer may point into, the locals of loaded values.
 
-    node: Node
+    ``watched`` are the nodes of its body that matter, in source order, with their types. ``widths`` are those of the
+    accesses through local pointers, None until one is asked for.
+    """
+
     parameters: list[str]
-    roots: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    roots: dict[str, tuple[str, ...]]
+    access: dict[str, Access]
+    watched: list[tuple[str, Node]]
     loaded: dict[str, str] = field(default_factory=dict)
-    access: dict[str, Access] = field(default_factory=dict)
+    widths: dict[str, int] | None = None
 
 
 class IntentAnalysis:
     """Finds the intents of the functions of one translation unit; device functions are analysed once."""
 
-    def __init__(self, tree: SyntaxTree, functions: dict[str, list[Node]]) -> None:
+    def __init__(self, tree: SyntaxTree, functions: dict[str, list[Function]]) -> None:
         self.tree = tree
         self.functions = functions
-        self._aligned = _aligned_classes(tree.source.decode())
+        self._widths = Widths(tree)
         self._done: dict[int, dict[str, Access]] = {}
 
-    def analyse(self, node: Node) -> dict[str, Access]:
+    def analyse(self, function: Function) -> dict[str, Access]:
         """Return the accesses of a function definition, by parameter name.
 
         Raises MissingPartError or RecursionError for a body that cannot be followed.
         """
-        if node.id not in self._done:
-            header = read_header(self.tree, node)
-            names = [item.name for item in header.parameters] if header else []
+        known = self._done.get(function.node.id)
+        if known is None:
+            names = [item.name for item in function.header.parameters]
             # Known before it is complete, for functions that call themselves.
-            self._done[node.id] = {name: Access() for name in names}
+            known = self._done[function.node.id] = {name: Access() for name in names}
             try:
-                self._follow(_Function(node, names, {name: (name,) for name in names}), self._done[node.id])
+                self._follow(function.node, names, known)
             except (MissingPartError, RecursionError):
-                del self._done[node.id]
+                del self._done[function.node.id]
                 raise
-        return self._done[node.id]
+        return known
 
-    def _follow(self, function: _Function, access: dict[str, Access]) -> None:
-        function.access = access
-        body = function.node.child_by_field_name("body")
-        if body is not None:
-            self._find_locals(function, body)
-            for item in walk(body):
-                self._visit(function, item)
+    def _follow(self, node: Node, names: list[str], access: dict[str, Access]) -> None:
+        body = node.child_by_field_name("body")
+        if body is None:
+            return
+        watched = [(kind, item) for item in walk(body) if (kind := item.type) in _WATCHED]
+        function = _Function(names, {name: (name,) for name in names}, access, watched)
+        self._find_locals(function)
+        for kind, item in watched:
+            self._visit(function, kind, item)
 
     # --- which local names point into a parameter, and which hold what was loaded from one
 
-    def _find_locals(self, function: _Function, body: Node) -> None:
-        for item in walk(body):
-            if item.type == "init_declarator" and item.parent is not None and item.parent.type == "declaration":
+    def _find_locals(self, function: _Function) -> None:
+        for kind, item in function.watched:
+            if kind == "init_declarator" and item.parent is not None and item.parent.type == "declaration":
                 name, ctype = declared(self.tree, child(item, "declarator"), read_type(self.tree, item.parent))
                 self._bind(function, name, ctype, child(item, "value"))
-            elif item.type == "assignment_expression" and child(item, "left").type == "identifier":
+            elif kind == "assignment_expression" and child(item, "left").type == "identifier":
                 self._bind(function, self.tree.text(child(item, "left")), None, child(item, "right"))
 
     def _bind(self, function: _Function, name: str, ctype: CType | None, value: Node) -> None:
@@ -133,22 +149,23 @@ class IntentAnalysis:
     def _pointer_roots(self, function: _Function, node: Node) -> tuple[str, ...]:
         """``inp + i``, ``&inp[i]``, ``c ? a : b``: the parameters that may be pointed into."""
         node = _bare(node)
-        if node.type == "identifier":
+        kind = node.type
+        if kind == "identifier":
             name = self.tree.text(node)
             return function.roots.get(name, ()) if name not in function.loaded else ()
-        if node.type == "binary_expression" and self.tree.text(node.children[1]) in "+-":
+        if kind == "binary_expression" and self._operator(node) in "+-":
             left = self._pointer_roots(function, child(node, "left"))
             return left or self._pointer_roots(function, child(node, "right"))
-        if node.type == "pointer_expression" and self.tree.source[node.start_byte : node.start_byte + 1] == b"&":
+        if kind == "pointer_expression" and self._is_prefixed(node, b"&"):
             inner = _bare(child(node, "argument"))
             is_element = inner.type == "subscript_expression"
             return self._pointer_roots(function, child(inner, "argument")) if is_element else ()
-        if node.type == "cast_expression":
+        if kind == "cast_expression":
             is_pointer = "*" in self.tree.text(child(node, "type"))
             return self._pointer_roots(function, child(node, "value")) if is_pointer else ()
-        if node.type == "call_expression" and self._callee(node) in _CASTS:
+        if kind == "call_expression" and self._callee(node) in _CASTS:
             return self._pointer_roots(function, first(child(node, "arguments")))
-        if node.type == "conditional_expression":
+        if kind == "conditional_expression":
             # GNU's a ?: b has no consequence: it is the condition.
             taken = node.child_by_field_name("consequence") or child(node, "condition")
             branches = (taken, child(node, "alternative"))
@@ -159,30 +176,31 @@ class IntentAnalysis:
         """Return the parameter that a value is loaded from, where it is loaded from just one."""
         found: set[str] = set()
         for item in walk(value):
-            if item.type == "subscript_expression" or (
-                item.type == "pointer_expression" and self.tree.source[item.start_byte : item.start_byte + 1] == b"*"
-            ):
+            kind = item.type
+            if kind == "subscript_expression" or (kind == "pointer_expression" and self._is_prefixed(item, b"*")):
                 found.update(self._pointer_roots(function, child(item, "argument")))
-            elif item.type == "call_expression":
+            elif kind == "call_expression":
                 for argument in named(child(item, "arguments")):
                     found.update(self._pointer_roots(function, argument))
         return found.pop() if len(found) == 1 else None
 
     # --- accesses
 
-    def _visit(self, function: _Function, node: Node) -> None:
+    def _visit(self, function: _Function, kind: str, node: Node) -> None:
         if (
-            node.type == "subscript_expression"
-            or (node.type == "pointer_expression" and self.tree.source[node.start_byte : node.start_byte + 1] == b"*")
-            or (node.type == "field_expression" and "->" in self.tree.text(node))
+            kind == "subscript_expression"
+            or (kind == "pointer_expression" and self._is_prefixed(node, b"*"))
+            or (kind == "field_expression" and "->" in self.tree.text(node))
         ):
             self._visit_access(function, node, child(node, "argument"))
-        elif node.type == "call_expression":
+        elif kind == "call_expression":
             self._visit_call(function, node)
-        elif node.type == "binary_expression" and self.tree.text(node.children[1]) in ("!=", "=="):
-            self._visit_null_check(function, node)
-        elif node.type == "binary_expression" and self.tree.text(node.children[1]) in ("%", "&"):
-            self._visit_address_test(function, node)
+        elif kind == "binary_expression":
+            operator = self._operator(node)
+            if operator in ("!=", "=="):
+                self._visit_null_check(function, node)
+            elif operator in ("%", "&"):
+                self._visit_address_test(function, node)
 
     def _visit_access(self, function: _Function, node: Node, pointer: Node) -> None:
         for root in self._pointer_roots(function, pointer):
@@ -229,7 +247,7 @@ class IntentAnalysis:
     def _addends(self, function: _Function, value: Node) -> set[str | None]:
         """Return the parameters whose loaded values are addends of a sum, as they are: ``b * old + x`` adds no old."""
         value = self._uncast(value)
-        if value.type == "binary_expression" and self.tree.text(value.children[1]) == "+":
+        if value.type == "binary_expression" and self._operator(value) == "+":
             return {root for item in named(value) for root in self._addends(function, item)}
         if (
             value.type in ("subscript_expression", "field_expression")
@@ -259,15 +277,15 @@ class IntentAnalysis:
     def _only_added_to(self, function: _Function, name: str) -> bool:
         """Whether all assignments to (elements of) a loaded local are sums that contain it."""
         changed = False
-        for item in walk(function.node):
-            if item.type != "assignment_expression" or _base_name(self.tree, child(item, "left")) != name:
+        for kind, item in function.watched:
+            if kind != "assignment_expression" or _base_name(self.tree, child(item, "left")) != name:
                 continue
             operator = self.tree.text(child(item, "operator"))
             right = _bare(child(item, "right"))
             while right.type == "cast_expression":
                 right = _bare(child(right, "value"))
             names = {self.tree.text(leaf) for leaf in walk(right) if leaf.type == "identifier"}
-            is_sum = right.type == "binary_expression" and self.tree.text(right.children[1]) == "+" and name in names
+            is_sum = right.type == "binary_expression" and self._operator(right) == "+" and name in names
             is_load = operator == "=" and self._load_root(function, child(item, "right")) is not None
             if operator != "+=" and not is_sum and not is_load:
                 return False
@@ -342,49 +360,23 @@ class IntentAnalysis:
 
     def _width(self, function: _Function, pointer: Node) -> int:
         """Return the bytes that an access through this pointer must be aligned to, as far as a cast says it."""
-        widest = 0
-        for item in walk(pointer):
-            if item.type in ("type_descriptor", "type_identifier"):
-                widest = max(widest, self._type_width(self.tree.text(item)))
-            elif item.type == "identifier":
-                widest = max(widest, self._local_width(function, self.tree.text(item)))
-        return widest
+        if function.widths is None:
+            widths = self._widths.of_locals(item for kind, item in function.watched if kind == "declaration")
+            pointers = function.roots.keys() - set(function.parameters)
+            function.widths = {name: width for name, width in widths.items() if name in pointers}
+        return self._widths.of_access(pointer, function.widths)
 
-    def _type_width(self, text: str) -> int:
-        base = re.sub(r"\b(const|volatile)\b|[*&\s]", "", text)
-        if base.split("<")[0] == "Packed128" or base in ("x128", "f128"):
-            return 16
-        width = _WIDTHS.get(base, 0) if base != "double" else 0
-        return max(width, self._aligned.get(base.split("<")[0], 0))
+    def _operator(self, node: Node) -> str:
+        return self.tree.text(child(node, "operator"))
 
-    def _local_width(self, function: _Function, name: str) -> int:
-        if name in function.parameters or name not in function.roots:
-            return 0
-        for item in self.tree.find(function.node, "declaration"):
-            if any(
-                declared(self.tree, child(one, "declarator") if one.type == "init_declarator" else one, CType(""))[0]
-                == name
-                for one in item.children_by_field_name("declarator")
-            ):
-                kind = item.child_by_field_name("type")
-                return self._type_width(self.tree.text(kind)) if kind else 0
-        return 0
+    def _is_prefixed(self, node: Node, mark: bytes) -> bool:
+        return self.tree.source.startswith(mark, node.start_byte)
 
     def _callee(self, node: Node) -> str:
         function = child(node, "function")
         if function.type == "template_function":
             function = child(function, "name")
         return self.tree.text(function)
-
-
-def _aligned_classes(text: str) -> dict[str, int]:
-    """``struct __align__(16) Pack { … }; typedef Pack<float> f4;``: the alignment of classes and of their aliases."""
-    found = {match[2]: int(match[1]) for match in _ALIGNED_CLASS.finditer(text)}
-    for match in _ALIAS.finditer(text):
-        target, name = (match[1], match[2]) if match[2] else (match[4], match[3])
-        if target in found:
-            found[name] = found[target]
-    return found
 
 
 def _bare(node: Node) -> Node:
@@ -412,13 +404,3 @@ def _base_name(tree: SyntaxTree, node: Node) -> str:
     while node.type in ("subscript_expression", "field_expression", "parenthesized_expression"):
         node = node.child_by_field_name("argument") or first(node)
     return tree.text(node) if node.type == "identifier" else ""
-
-
-def function_nodes(tree: SyntaxTree, nodes: Iterator[Node]) -> dict[str, list[Node]]:
-    """Return function definitions by name (overloads together)."""
-    found: dict[str, list[Node]] = {}
-    for node in nodes:
-        header = read_header(tree, node)
-        if header is not None:
-            found.setdefault(header.name, []).append(node)
-    return found

@@ -6,15 +6,18 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from llmc2py.frontend.declarations import declared, function_declarator, read_header
-from llmc2py.frontend.syntax import Node, SyntaxTree, child, walk
+from llmc2py.frontend.declarations import FunctionHeader, declared, function_declarator, read_header
+from llmc2py.frontend.syntax import MissingPartError, Node, SyntaxTree, child, walk
 from llmc2py.ir.library import Item
 from llmc2py.ir.types import CType
 
 _IDENTIFIERS = frozenset({"identifier", "type_identifier", "namespace_identifier"})
 _CONDITIONALS = frozenset({"preproc_if", "preproc_ifdef", "preproc_elif", "preproc_elifdef", "preproc_else"})
+_LOCALS = frozenset({"init_declarator", "identifier", "pointer_declarator", "array_declarator"})
+_WORD = re.compile(r"[A-Za-z_]\w*")
 _DEVICE_WORDS = re.compile(r"\b(__device__|__global__|__constant__|constexpr)\b")
 _ALIGNMENT = r"(?:__align__|alignas)\s*\(\s*\d+\s*\)\s*"
+_NO_TYPE = CType("")
 _DYNAMIC_SHARED = re.compile(rf"(?:extern\s+__shared__|__shared__\s+extern|extern\s+{_ALIGNMENT}__shared__)\s+")
 _SHARED_ALIGN = re.compile(rf"(extern __shared__ )(?:{_ALIGNMENT})?([\w:<>, *]+?\s*\w+)\s*(?:{_ALIGNMENT})?\[\s*\]\s*;")
 
@@ -28,6 +31,16 @@ class Declaration:
     template: Node | None
     conditions: tuple[str, ...]
     scopes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function definition, with the declaration that it is in and what was read of it."""
+
+    node: Node
+    declaration: Declaration
+    header: FunctionHeader
+    item: Item
 
 
 def declarations(tree: SyntaxTree) -> list[Declaration]:
@@ -87,18 +100,29 @@ def branch_condition(tree: SyntaxTree, node: Node) -> str:
     return f"({text})" if "||" in text else text
 
 
-def read_item(tree: SyntaxTree, declaration: Declaration, order: int) -> Item:
-    """Make the slice item of one declaration."""
+def read_function_header(tree: SyntaxTree, declaration: Declaration) -> FunctionHeader | None:
+    """Return the header of the function that a declaration defines, None where it defines none by a name."""
+    if declaration.function is None:
+        return None
+    try:
+        return read_header(tree, declaration.function)
+    except MissingPartError:
+        return None
+
+
+def read_item(tree: SyntaxTree, declaration: Declaration, order: int, header: FunctionHeader | None = None) -> Item:
+    """Make the slice item of one declaration; ``header`` is that of the function, where it was read already."""
     node = declaration.node
+    header = header or read_function_header(tree, declaration)
     text = tree.text(node)
     if node.type.endswith("_specifier") and not text.endswith(";"):
         text += ";"
     uses, calls = _names_used(tree, node)
     rows = range(node.start_point.row, node.start_point.row + text.count("\n") + 1)
-    kind = "function" if declaration.function is not None else node.type
+    is_function = declaration.function is not None
     return Item(
-        kind,
-        frozenset(_names_defined(tree, declaration)),
+        "function" if is_function else node.type,
+        frozenset(_names_defined(tree, declaration, header)),
         uses,
         calls,
         canonical_shared(text),
@@ -106,6 +130,7 @@ def read_item(tree: SyntaxTree, declaration: Declaration, order: int) -> Item:
         declaration.conditions,
         declaration.scopes,
         _is_device(tree, declaration),
+        is_function and "__global__" in text.partition("{")[0],
         order,
     )
 
@@ -135,15 +160,15 @@ def _is_device(tree: SyntaxTree, declaration: Declaration) -> bool:
     return bool(_DEVICE_WORDS.search(tree.text(inner)))
 
 
-def _names_defined(tree: SyntaxTree, declaration: Declaration) -> Iterator[str]:
+def _names_defined(tree: SyntaxTree, declaration: Declaration, header: FunctionHeader | None) -> Iterator[str]:
     node = declaration.node
     while node.type == "template_declaration":
         node = next(item for item in reversed(node.children) if item.is_named and item.type != "comment")
-    if node.type in ("function_definition", "declaration"):
+    if node.type == "declaration":
         header = read_header(tree, node)
-        if header is not None:
-            yield header.name.split("::")[0]
-            return
+    if header is not None:
+        yield header.name.split("::")[0]
+        return
     if node.type in ("preproc_def", "preproc_function_def", "alias_declaration", "namespace_alias_definition"):
         yield tree.text(child(node, "name"))
     elif node.type in ("declaration", "type_definition"):
@@ -173,19 +198,20 @@ def _names_used(tree: SyntaxTree, node: Node) -> tuple[frozenset[str], frozenset
     calls: set[str] = set()
     local: set[str] = set()
     for item in walk(node):
-        if item.type in _IDENTIFIERS:
+        kind = item.type
+        if kind in _IDENTIFIERS:
             uses.add(tree.text(item))
-        elif item.type in ("parameter_declaration", "optional_parameter_declaration"):
-            local.add(declared(tree, item.child_by_field_name("declarator"), CType(""))[0])
-        elif item.type == "declaration" and item.parent is not None and item.parent.type == "compound_statement":
+        elif kind == "parameter_declaration" or kind == "optional_parameter_declaration":
+            local.add(declared(tree, item.child_by_field_name("declarator"), _NO_TYPE)[0])
+        elif kind == "declaration" and item.parent is not None and item.parent.type == "compound_statement":
             for declarator in item.children_by_field_name("declarator"):
-                if declarator.type in ("init_declarator", "identifier", "pointer_declarator", "array_declarator"):
+                if declarator.type in _LOCALS:
                     target = child(declarator, "declarator") if declarator.type == "init_declarator" else declarator
-                    local.add(declared(tree, target, CType(""))[0])
-        elif item.type == "call_expression":
+                    local.add(declared(tree, target, _NO_TYPE)[0])
+        elif kind == "call_expression":
             calls.add(_callee(tree, child(item, "function")))
-        elif item.type in ("preproc_arg",):
-            uses.update(re.findall(r"[A-Za-z_]\w*", tree.text(item)))
+        elif kind == "preproc_arg":
+            uses.update(_WORD.findall(tree.text(item)))
     return frozenset(uses - local), frozenset(calls - local - {""})
 
 
@@ -197,5 +223,7 @@ def _callee(tree: SyntaxTree, function: Node) -> str:
 
 def kernel_words(text: str) -> int:
     """Count ``__global__`` in a text from which comments are gone, strings left out."""
+    if "__global__" not in text:
+        return 0
     bare = re.sub(r'R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"', '""', text, flags=re.S)
     return len(re.findall(r"\b__global__\b", bare))

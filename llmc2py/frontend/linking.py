@@ -19,7 +19,7 @@ def linked(files: Sequence[SourceFile]) -> tuple[SourceFile, ...]:
     for file in files:
         missing = sorted(_launched(file) - file.scope.kernels.keys())
         kernels = {name: defined[name][0] for name in missing if len(defined.get(name, ())) == 1}
-        scope = replace(file.scope, kernels=file.scope.kernels | kernels)
+        scope = replace(file.scope, kernels={**file.scope.kernels, **kernels})
         found.append(replace(file, scope=scope) if kernels else file)
     return tuple(found)
 

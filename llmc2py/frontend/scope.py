@@ -26,6 +26,7 @@ class ScopeReader:
         self.tree = tree
         self.declarations = declarations
         self.expressions = ExpressionReader(tree)
+        self._resolved: dict[CType, CType] = {}
         self.aliases = self._read_aliases()
         self.constants: dict[str, Expression] = read_macros(tree, declarations)
         self.class_constants: dict[tuple[str, str], ClassConstant] = {}
@@ -35,16 +36,20 @@ class ScopeReader:
             self._read(declaration)
         self._read_assignments(items)
 
-    def resolve(self, ctype: CType, seen: frozenset[str] = frozenset()) -> CType:
-        """Return a type with its alias replaced; ``floatX``-like names become ``floatX``.
+    def resolve(self, ctype: CType) -> CType:
+        """Return a type with its alias replaced; ``floatX``-like names become ``floatX``."""
+        known = self._resolved.get(ctype)
+        if known is None:
+            known = self._resolved[ctype] = self._resolve(ctype, frozenset())
+        return known
 
-        ``seen`` are the aliases that led here: one that leads back to itself stays as it is.
-        """
+    def _resolve(self, ctype: CType, seen: frozenset[str]) -> CType:
+        """Resolve a type; ``seen`` are the aliases that led here: one that leads back to itself stays as it is."""
         alias = self.aliases.get(ctype.base)
         if alias is None or alias.arguments:
             return CType(canonical_name(ctype.base), ctype.pointers, ctype.const)
         seen |= {ctype.base}
-        inner = self.resolve(alias.type, seen) if alias.type.base not in seen else alias.type
+        inner = self._resolve(alias.type, seen) if alias.type.base not in seen else alias.type
         return CType(inner.base, inner.pointers + ctype.pointers, ctype.const or inner.const)
 
     def _read_aliases(self) -> dict[str, TypeAlias]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import lru_cache
 
 from llmc2py.diagnostics import Diagnostic, Severity, SourceSpan
 from llmc2py.ir.library import Item, Slice
@@ -79,11 +80,12 @@ class Slicer:
         found = []
         for used in sorted(item.uses):
             targets = self.by_name.get(used, ())
-            launch = _place_of(used, item, rf"\b{re.escape(used)}\s*(?:<[^;{{}}]*>)?\s*<<<")
-            if launch is not None and any(is_kernel(target) for target in targets):
+            is_launched = "<<<" in item.text and any(target.is_kernel for target in targets)
+            launch = _place_of(used, item, rf"\b{re.escape(used)}\s*(?:<[^;{{}}]*>)?\s*<<<") if is_launched else None
+            if launch is not None:
                 message = f"kernel {kernel} launches kernel {used}, which is not supported: launch it from host code"
                 found.append(Diagnostic(Severity.ERROR, launch, message, kernel))
-            constant = next((target for target in targets if _UNFILLED_CONSTANT.search(target.text)), None)
+            constant = next((target for target in targets if _is_unfilled(target.text)), None)
             if constant is not None and constant is not item:
                 message = (
                     f"kernel {kernel} reads __constant__ {used} (defined at {constant.span.origin}), which only host "
@@ -94,7 +96,7 @@ class Slicer:
         return found
 
     def _usable(self, target: Item, name: str) -> bool:
-        return target.is_device and not is_kernel(target)
+        return target.is_device and not target.is_kernel
 
     def _has_device_version(self, name: str) -> bool:
         return any(item.is_device for item in self.by_name[name])
@@ -129,9 +131,8 @@ def _host_call(kernel: str, used: str, item: Item, target: Item | None = None) -
     return Diagnostic(Severity.ERROR, place, message, kernel)
 
 
-def is_kernel(item: Item) -> bool:
-    """Whether an item is the definition of a kernel."""
-    return item.kind == "function" and "__global__" in item.text.split("{")[0]
+def _is_unfilled(text: str) -> bool:
+    return "__constant__" in text and _UNFILLED_CONSTANT.search(text) is not None
 
 
 def _place_of(name: str, item: Item, pattern: str) -> SourceSpan | None:
@@ -145,16 +146,25 @@ def _place_of(name: str, item: Item, pattern: str) -> SourceSpan | None:
 
 def _headers(items: tuple[Item, ...]) -> tuple[str, ...]:
     """Return the ``#include`` lines of a slice; what only an open precision condition needs is guarded by it."""
-    free = "\n".join(item.text for item in items if not any("ENABLE_" in condition for condition in item.conditions))
-    guarded = "\n".join(item.text for item in items)
+    free: set[str] = set()
+    guarded: set[str] = set()
+    for item in items:
+        is_guarded = any("ENABLE_" in condition for condition in item.conditions)
+        (guarded if is_guarded else free).update(_headers_for(item.text))
     lines = []
-    for header, pattern in _HEADERS.items():
-        if pattern.search(free):
+    for header in _HEADERS:
+        if header in free:
             lines.append(f"#include <{header}>")
-        elif pattern.search(guarded):
+        elif header in guarded:
             macro = _PRECISION_HEADERS.get(header)
             lines += [f"#ifdef {macro}", f"#include <{header}>", "#endif"] if macro else [f"#include <{header}>"]
     return tuple(lines)
+
+
+@lru_cache(maxsize=4096)
+def _headers_for(text: str) -> tuple[str, ...]:
+    """Return the headers that an item calls for: most are in several slices."""
+    return tuple(header for header, pattern in _HEADERS.items() if pattern.search(text))
 
 
 def _uses_precision(items: tuple[Item, ...]) -> bool:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import bisect
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cache, cached_property
+from dataclasses import dataclass, field
 
 import tree_sitter
 import tree_sitter_cuda
@@ -17,8 +15,6 @@ from llmc2py.frontend.preprocess import PreprocessedText
 Node = tree_sitter.Node
 
 _LANGUAGE = tree_sitter.Language(tree_sitter_cuda.language())
-#: Types of nodes that whole functions or files are searched for.
-_INDEXED = ("call_expression", "kernel_call_syntax", "declaration")
 _ALIGN = re.compile(r"__align__\s*\(([^()]*)\)")
 _SPLIT_OPEN = re.compile(r"<[ \t]*<[ \t]*<")
 _SPLIT_CLOSE = re.compile(r">[ \t]*>[ \t]*>(?=\s*\()")
@@ -31,6 +27,7 @@ class SyntaxTree:
     file: PreprocessedText
     source: bytes
     root: Node
+    _spans: dict[tuple[int, int], SourceSpan] = field(default_factory=dict, compare=False, repr=False)
 
     def text(self, node: Node) -> str:
         """Return the source text of a node."""
@@ -38,28 +35,12 @@ class SyntaxTree:
 
     def span(self, node: Node) -> SourceSpan:
         """Return the original place at which a node begins."""
-        return self.file.span(node.start_point.row, node.start_point.column)
-
-    def find(self, node: Node, kind: str) -> list[Node]:
-        """Return the nodes of one type (of ``_INDEXED``) in a node of this tree, itself included, in source order."""
-        starts, nodes = self._index[kind]
-        end = node.end_byte
-        found = nodes[bisect.bisect_left(starts, node.start_byte) : bisect.bisect_left(starts, end)]
-        return [item for item in found if item.end_byte <= end]
-
-    @cached_property
-    def _index(self) -> dict[str, tuple[list[int], list[Node]]]:
-        captured = tree_sitter.QueryCursor(_index_query()).captures(self.root)
-        index = {}
-        for kind in _INDEXED:
-            nodes = sorted(captured.get(kind, []), key=lambda node: (node.start_byte, -node.end_byte))
-            index[kind] = [node.start_byte for node in nodes], nodes
-        return index
-
-
-@cache
-def _index_query() -> tree_sitter.Query:
-    return tree_sitter.Query(_LANGUAGE, "".join(f"({kind}) @{kind}" for kind in _INDEXED))
+        place = node.start_point
+        known = self._spans.get(place)
+        if known is None:
+            # Nodes begin where nodes in them do: they share the span.
+            known = self._spans[place] = self.file.span(place.row, place.column)
+        return known
 
 
 def parse(file: PreprocessedText) -> SyntaxTree:
@@ -82,12 +63,25 @@ def _respell(text: str) -> str:
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """Yield a node and all below it, in source order, without recursion."""
+    """Yield a node and all named ones below it, in source order, without recursion."""
     stack = [node]
     while stack:
         current = stack.pop()
         yield current
-        stack.extend(reversed(current.children))
+        below = current.named_children
+        if below:
+            stack += below[::-1]
+
+
+def leaves(node: Node) -> Iterator[Node]:
+    """Yield the words and marks of a node, in source order, without recursion."""
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        if current.child_count:
+            stack.extend(reversed(current.children))
+        else:
+            yield current
 
 
 def errors(node: Node) -> Iterator[Node]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from llmc2py.diagnostics import Diagnostic, SourceSpan
@@ -49,7 +50,8 @@ class Item:
 
     ``text`` is the preprocessed text with its ``#line`` marks left out; ``lines`` gives the original place of each of
     its lines. ``conditions`` are the preprocessor conditions left open around it; ``scopes`` what encloses it
-    (``namespace x``, ``extern "C"``). ``calls`` are names called like functions, ``uses`` all names.
+    (``namespace x``, ``extern "C"``). ``calls`` are names called like functions, ``uses`` all names. ``is_kernel`` says
+    that it is the definition of a kernel.
     """
 
     kind: str
@@ -61,6 +63,7 @@ class Item:
     conditions: tuple[str, ...]
     scopes: tuple[str, ...]
     is_device: bool
+    is_kernel: bool
     order: int
 
     @property
@@ -148,8 +151,8 @@ class Scope:
     class_constants: dict[tuple[str, str], ClassConstant]
     globals: dict[str, tuple[Expression, ...]]
     global_types: dict[str, CType]
-    functions: dict[str, tuple[Launcher, ...]]
-    kernels: dict[str, Kernel]
+    functions: Mapping[str, tuple[Launcher, ...]]
+    kernels: Mapping[str, Kernel]
 
 
 @dataclass(frozen=True)

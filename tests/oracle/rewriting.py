@@ -16,8 +16,9 @@ from llmc2py.frontend.declarations import function_declarator, read_template
 from llmc2py.frontend.hostcode import launch_of
 from llmc2py.frontend.items import Declaration
 from llmc2py.frontend.preprocess import preprocess
-from llmc2py.frontend.reader import ReadCache, UnitReader
+from llmc2py.frontend.reader import ReadCache
 from llmc2py.frontend.syntax import Node, SyntaxTree, child, named, walk
+from llmc2py.frontend.unit import UnitReader
 from llmc2py.ir.library import Item
 from llmc2py.runtime.dtypes import PRECISION_MACROS
 from llmc2py.runtime.host.kernel import PROPERTIES

@@ -1,0 +1,229 @@
+"""Reading one translation unit: a file with what it includes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cached_property
+
+from llmc2py.diagnostics import Diagnostic, Severity
+from llmc2py.frontend.cooperative import with_launches
+from llmc2py.frontend.declarations import FunctionHeader, read_template
+from llmc2py.frontend.hostcode import StatementReader, launch_sites
+from llmc2py.frontend.intents import IntentAnalysis
+from llmc2py.frontend.items import Declaration, Function, declarations, read_function_header, read_item
+from llmc2py.frontend.launching import CallGraph
+from llmc2py.frontend.losses import lost_kernels, unparsed_places
+from llmc2py.frontend.preprocess import PreprocessedText
+from llmc2py.frontend.scope import ScopeReader
+from llmc2py.frontend.slicer import Slicer
+from llmc2py.frontend.syntax import MissingPartError, Node, SyntaxTree, child, parse, walk
+from llmc2py.ir.conditions import precisions_of
+from llmc2py.ir.library import (
+    Intent,
+    Item,
+    Kernel,
+    Launcher,
+    Parameter,
+    Reference,
+    Scope,
+    SourceFile,
+    TemplateParameter,
+)
+from llmc2py.ir.statements import Body, Unsupported
+from llmc2py.ir.types import CType
+
+_WRITING = frozenset({Intent.OUT, Intent.INOUT, Intent.ACCUMULATE})
+_LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|' r"'(?:\\[^'\n]{1,8}|[^'\\\n])'")
+
+#: What was read of declarations, by place, text and surroundings: those of headers are met in many units.
+KnownItems = dict[object, tuple[Item, FunctionHeader | None]]
+
+
+class UnitReader:
+    """Reads one translation unit. Only what the file itself defines is kept."""
+
+    def __init__(self, text: PreprocessedText, known: KnownItems, bodies: dict[object, Body] | None = None) -> None:
+        self.text = text
+        self._known = known
+        self._bodies = bodies if bodies is not None else {}
+        self.diagnostics: list[Diagnostic] = []
+        self.tree: SyntaxTree = parse(text)
+        self.declarations = declarations(self.tree)
+        read = [self._read_declaration(declaration, order) for order, declaration in enumerate(self.declarations)]
+        self.items = [item for item, _ in read]
+        self.functions: dict[str, list[Function]] = {}
+        for declaration, (item, header) in zip(self.declarations, read, strict=True):
+            if header is not None and declaration.function is not None:
+                function = Function(declaration.function, declaration, header, item)
+                self.functions.setdefault(header.name, []).append(function)
+        self.scope = ScopeReader(self.tree, self.declarations, self.items)
+        self.slicer = Slicer(self.items, text.system_headers)
+        self.intents = IntentAnalysis(self.tree, self.functions)
+        self.statements = StatementReader(self.tree)
+        self._calls = CallGraph(self.tree, self.functions, self.items)
+
+    def read(self, references: tuple[Reference, ...]) -> SourceFile:
+        """Return what the file defines; diagnostics are left in ``diagnostics``."""
+        self.diagnostics += unparsed_places(self.tree)
+        kernels: dict[str, Kernel] = {}
+        for kernel in self._kernels():
+            kernels[kernel.name] = self._one_of(kernels[kernel.name], kernel) if kernel.name in kernels else kernel
+        own = [kernel for kernel in kernels.values() if kernel.span.file == self.text.file]
+        self.diagnostics += lost_kernels(self.tree, self.declarations, self.items)
+        hosts = self._host_functions()
+        launching = self._calls.launching(hosts)
+        launchers = [item for name in launching for item in hosts[name] if item.span.file == self.text.file]
+        scope = Scope(
+            self.scope.aliases,
+            self.scope.constants,
+            self.scope.class_constants,
+            {name: tuple(values) for name, values in self.scope.globals.items()},
+            self.scope.global_types,
+            {name: tuple(found) for name, found in hosts.items()},
+            kernels,
+        )
+        return SourceFile(self.text.file, tuple(own), tuple(launchers), scope, references, self.text.includes)
+
+    def _read_declaration(self, declaration: Declaration, order: int) -> tuple[Item, FunctionHeader | None]:
+        """Return the item of a declaration, and the header of a function."""
+        key = (
+            self.tree.span(declaration.node),
+            self.tree.text(declaration.node),
+            declaration.conditions,
+            declaration.scopes,
+        )
+        known = self._known.get(key)
+        if known is None:
+            header = read_function_header(self.tree, declaration)
+            known = self._known[key] = read_item(self.tree, declaration, order, header), header
+        item, header = known
+        return (item if item.order == order else replace(item, order=order)), header
+
+    def _kernels(self) -> Iterable[Kernel]:
+        in_order = sorted((one for found in self.functions.values() for one in found), key=lambda one: one.item.order)
+        for function in in_order:
+            if not function.item.is_kernel:
+                continue
+            header, declaration, item = function.header, function.declaration, function.item
+            own = item.span.file == self.text.file
+            odd = next((one for one in (header.name, *(p.name for p in header.parameters)) if _is_odd(one)), None)
+            if odd is not None:
+                if own:
+                    message = f"kernel {header.name}: {odd} can be no name in Python; the kernel is left out"
+                    place = self.tree.span(declaration.node)
+                    self.diagnostics.append(Diagnostic(Severity.ERROR, place, message, header.name))
+                continue
+            template = read_template(self.tree, declaration.template) if declaration.template is not None else ()
+            part, found = self.slicer.slice(item, header.name, self._passed_functions(template))
+            self.diagnostics += found if own else []
+            yield Kernel(
+                header.name,
+                self.tree.span(declaration.node),
+                self._kernel_parameters(function, with_intents=own),
+                template,
+                declaration.conditions,
+                precisions_of(declaration.conditions) if part.uses_precision else ("float32",),
+                header.launch_bounds,
+                None if found else part,
+            )
+
+    def _passed_functions(self, template: tuple[TemplateParameter, ...]) -> set[str]:
+        """Return the functions that a kernel may be given: a template parameter of no plain type is a function's."""
+        takes_functions = any(one.kind not in ("type", "pack") and not CType(one.kind).is_integer for one in template)
+        return self._template_arguments if takes_functions else set()
+
+    @cached_property
+    def _template_arguments(self) -> set[str]:
+        """The names that are template arguments of calls and launches: ``kernel<function><<<…>>>()``."""
+        if b"<<<" not in self.tree.source:
+            return set()
+        functions = (child(node, "function") for node in walk(self.tree.root) if node.type == "call_expression")
+        lists = [child(one, "arguments") for one in functions if one.type == "template_function"]
+        return {self.tree.text(item) for one in lists for item in walk(one) if item.type.endswith("identifier")}
+
+    def _kernel_parameters(self, function: Function, *, with_intents: bool) -> tuple[Parameter, ...]:
+        """Return the parameters, types resolved; intents are left out for kernels of included files."""
+        header = function.header
+        try:
+            accesses = self.intents.analyse(function) if with_intents else {}
+        except (MissingPartError, RecursionError) as error:
+            accesses = {}
+            reason = error if isinstance(error, MissingPartError) else "it nests too deeply"
+            message = f"what {header.name} does with its pointers cannot be told: {reason}"
+            place = self.tree.span(function.node)
+            self.diagnostics.append(Diagnostic(Severity.WARNING, place, message, header.name))
+        found = []
+        for parameter in self._resolved(header.parameters):
+            access = accesses.get(parameter.name)
+            if not parameter.type.is_pointer or access is None:
+                found.append(parameter)
+                continue
+            # What a function that is not known here may do with a pointer ends at const.
+            intent = Intent.IN if parameter.type.const and access.intent in _WRITING else access.intent
+            found.append(replace(parameter, intent=intent, alignment=access.alignment, nullable=access.nullable))
+        return tuple(found)
+
+    def _resolved(self, parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
+        types = ((one, self.scope.resolve(one.type)) for one in parameters)
+        return tuple(one if ctype == one.type else replace(one, type=ctype) for one, ctype in types)
+
+    def _host_functions(self) -> dict[str, list[Launcher]]:
+        """Return the host functions by name; bodies are read for those that launch and those that they may call."""
+        wanted = self._calls.reached_from_launches()
+        found: dict[str, list[Launcher]] = {}
+        for name, versions in self.functions.items():
+            for function in versions:
+                words, item = function.header.words, function.item
+                device_only = "__device__" in words and "__host__" not in words
+                if not (item.is_kernel or device_only or (item.is_device and name not in wanted)):
+                    found.setdefault(name, []).append(self._host_function(function, with_body=name in wanted))
+        return found
+
+    def _host_function(self, function: Function, *, with_body: bool) -> Launcher:
+        node, header, declaration = function.node, function.header, function.declaration
+        body = self._odd_names(node) or self._body(node.child_by_field_name("body")) if with_body else ()
+        return Launcher(
+            header.name,
+            self.tree.span(declaration.node),
+            self._resolved(header.parameters),
+            read_template(self.tree, declaration.template) if declaration.template is not None else (),
+            declaration.conditions,
+            body,
+            launch_sites(self.tree, node),
+            self.scope.resolve(header.returns),
+        )
+
+    def _odd_names(self, node: Node) -> Body:
+        """Return what stands for a host function that has odd names in it, nothing for others."""
+        text = self.tree.text(node)
+        if not _is_odd(text) or not ('R"' in text or _is_odd(_LITERAL.sub("", text))):
+            return ()
+        for item in walk(node):
+            if item.type.endswith("identifier") and not item.child_count and _is_odd(self.tree.text(item)):
+                text = self.tree.text(item)
+                return (Unsupported(self.tree.span(item), text, f"{text} can be no name in Python"),)
+        return ()
+
+    def _body(self, node: Node | None) -> Body:
+        """Return the body of a host function; one in a header is read once, however many units include it."""
+        if node is None or node.has_error:
+            return with_launches(self.statements.read_body(node))
+        key = (self.tree.span(node), self.tree.text(node))
+        if key not in self._bodies:
+            self._bodies[key] = with_launches(self.statements.read_body(node))
+        return self._bodies[key]
+
+    def _one_of(self, first: Kernel, second: Kernel) -> Kernel:
+        """Kernels are known by their names: of several definitions the one for more precisions is kept."""
+        kept, lost = (second, first) if len(second.precisions) > len(first.precisions) else (first, second)
+        if lost.span.file == self.text.file:
+            message = f"kernel {lost.name} is also defined at {kept.span.origin}; this definition is left out"
+            self.diagnostics.append(Diagnostic(Severity.WARNING, lost.span, message, lost.name))
+        return kept
+
+
+def _is_odd(name: str) -> bool:
+    """Whether a name has what C++ compilers take and Python does not: a dollar, or the escape of a character."""
+    return "$" in name or "\\" in name
