@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 import pathlib
 import re
@@ -67,13 +69,19 @@ class Checkout:
         return self.folder != self.place
 
     def settle(self) -> None:
-        """Put a new clone into its place."""
-        if self.is_new:
+        """Put a new clone into its place. Raises UsageError where something has come to be there meanwhile."""
+        if not self.is_new:
+            return
+        try:
             os.replace(self.folder, self.place)
+        except OSError as error:
+            if self.place.exists():
+                raise UsageError(f"{self.place}: was made by another while this ran; update again") from error
+            raise
 
     def withdraw(self) -> None:
-        """Take a new clone away again."""
-        if self.is_new:
+        """Take a new clone away again, if it was put into its place."""
+        if self.is_new and not self.folder.exists():
             shutil.rmtree(self.place, ignore_errors=True)
 
 
@@ -82,14 +90,16 @@ def work_tree(location: str, into: pathlib.Path | None) -> Iterator[Checkout]:
     """Give the work tree of a path or URL.
 
     A URL is cloned beside the place that the clone is for, ``into`` or the name in the URL, and is gone at the end
-    unless it was settled there. A clone of that URL that is there already is used as it is. Raises UsageError for a
-    path that is no root of a work tree, a URL that cannot be cloned, a place that is taken.
+    unless it was settled there. A clone of that URL that is there already is used as it is. One process updates a work
+    tree at a time. Raises UsageError for a path that is no root of a work tree, a URL that cannot be cloned, a place
+    that is taken, and a tree that another process updates.
     """
     path = pathlib.Path(location)
     if path.exists():
         if not is_work_tree(path):
             raise UsageError(f"{location}: is not the root of a git work tree; give the folder of a clone, or its URL")
-        yield Checkout(path, path)
+        with _held(path):
+            yield Checkout(path, path)
         return
     if not _URL.fullmatch(location):
         raise UsageError(f"{location}: no such folder, and no URL that git can clone")
@@ -97,12 +107,31 @@ def work_tree(location: str, into: pathlib.Path | None) -> Iterator[Checkout]:
     if place.exists():
         if not is_work_tree(place) or git(place, "remote", "get-url", "origin").strip() != location:
             raise UsageError(f"{place}: is there and is no clone of {location}; give another place with --into")
-        yield Checkout(place, place)
+        with _held(place):
+            yield Checkout(place, place)
         return
     with tempfile.TemporaryDirectory(prefix=f".{place.name}.new-", dir=_parent(place.resolve())) as scratch:
         folder = pathlib.Path(scratch, "tree")
         git(pathlib.Path(scratch), "clone", "--quiet", "--", location, str(folder))
         yield Checkout(folder, place)
+
+
+@contextlib.contextmanager
+def _held(folder: pathlib.Path) -> Iterator[None]:
+    """Lock a work tree against other updates; the system drops the lock of a process that dies."""
+    handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            # Where the file system knows no locks, git's own must do.
+            if error.errno == errno.EWOULDBLOCK:
+                raise UsageError(
+                    f"{folder}: another `llmc2py update` is at work on it; wait for it, then update again"
+                ) from error
+        yield
+    finally:
+        os.close(handle)
 
 
 def plan_move(folder: pathlib.Path, revision: str | None) -> Move:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pathlib
@@ -10,8 +11,11 @@ import subprocess
 import pytest
 from click.testing import CliRunner
 
+from llmc2py.caching import Shelf
 from llmc2py.cli import cli
 from llmc2py.emit.lock import LOCK_NAME
+from llmc2py.upstream.worktree import Move
+from llmc2py.verify import kept
 
 #: The last lines are there to look like a change in what no kernel has.
 KERNELS = """\
@@ -331,6 +335,46 @@ def test_a_url_is_cloned_and_then_followed(upstream, tmp_path):
     assert run("update", "file:///no/such/place", "--into", "other").exit_code == 2
     assert not pathlib.Path("other").exists()
     assert "is no clone of" in run("update", "file:///no/such/place", "--into", "tree").stderr
+
+
+def test_a_tree_is_updated_by_one_process_at_a_time(upstream):
+    upstream.edit(("block_size = 128", "block_size = 256"))
+    before = upstream.state()
+    other = os.open(upstream.clone, os.O_RDONLY)
+    try:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        result = run("update", upstream.clone, "--no-verify")
+    finally:
+        os.close(other)
+    assert result.exit_code == 2
+    assert "another `llmc2py update` is at work on it" in result.stderr
+    assert upstream.state() == before
+    assert update(upstream.clone, "--no-verify")["written"]
+
+
+def test_a_clone_that_another_made_meanwhile_is_left(upstream, monkeypatch):
+    def make(self: Move) -> None:
+        pathlib.Path("tree").mkdir()
+        pathlib.Path("tree/mine.txt").write_text("of another")
+
+    monkeypatch.setattr(Move, "make", make)
+    result = run("update", f"file://{upstream.folder}", "--into", "tree", "--no-verify")
+    assert result.exit_code == 2
+    assert "tree: was made by another while this ran" in result.stderr
+    assert [path.name for path in pathlib.Path("tree").iterdir()] == ["mine.txt"]
+
+
+def test_checks_of_code_that_passed_before_are_not_run_again(upstream, tmp_path, monkeypatch):
+    monkeypatch.setattr(kept, "VERIFIED", Shelf(str(tmp_path / "verified"), 1 << 20))
+    upstream.edit(("block_size = 128", "block_size = 256"))
+    first = update(upstream.clone)
+    assert (first["earlier"], first["written"]) == (0, True)
+    upstream.edit(("block_size = 256", "block_size = 128"))
+    assert 0 < update(upstream.clone)["earlier"] < first["checks"]  # the reference stays what it was
+    upstream.edit(("block_size = 128", "block_size = 256"))
+    text = run("update", upstream.clone, "--backend", "cpu").stdout
+    checks = first["checks"]
+    assert f"{checks} checks of ReLU passed ({checks} of them in earlier runs of the same code)" in text
 
 
 @pytest.mark.parametrize("location", ["ext::sh -c true", "-oProxyCommand=x", "nowhere"])
