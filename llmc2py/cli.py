@@ -1,4 +1,4 @@
-"""The command line: options and exit codes; what the commands do stands in ``pipeline``, ``listing`` and ``verify``.
+"""The commands and their exit codes; what they do stands in ``pipeline``, ``listing`` and ``verify``.
 
 Exit codes: 0 done; 1 differences, failures or errors in the source were found; 2 used wrongly or input that cannot be
 read; 70 a bug of llmc2py.
@@ -7,115 +7,27 @@ read; 70 a bug of llmc2py.
 from __future__ import annotations
 
 import dataclasses
-import errno
 import functools
 import os
 import pathlib
-import re
 import sys
-import traceback
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from llmc2py import __version__
-from llmc2py.diagnostics import Llmc2pyError
-
-_FOUND = 1
-_MISUSED = 2
-_BUG = 70
-_AS_JSON = "llmc2py.json"
-_DEBUG = "llmc2py.debug"
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
-
-class _Misuse(click.ClickException):
-    """An error as the user sees it: its message on the standard error, and in JSON where that was asked for."""
-
-    exit_code = _MISUSED
-
-    def __init__(self, message: str, *, as_json: bool) -> None:
-        super().__init__(message)
-        self._as_json = as_json
-
-    def show(self, file: Any = None) -> None:
-        from llmc2py.console import write_error, write_json
-
-        write_error(f"llmc2py: error: {self.message}")
-        if self._as_json:
-            write_json({"error": self.message})
-
-
-class _Bug(_Misuse):
-    """An exception that nobody foresaw."""
-
-    exit_code = _BUG
-
-
-class _Commands(click.Group):
-    """Turns exceptions into messages and exit codes."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
-            raise
-        except Exception as error:
-            if isinstance(error, OSError) and error.errno == errno.EPIPE:
-                raise  # the reader of our output has left: click ends quietly
-            if ctx.meta.get(_DEBUG):
-                traceback.print_exc()
-            raise _failure(error, as_json=ctx.meta.get(_AS_JSON, False)) from error
-
-
-def _failure(error: Exception, *, as_json: bool) -> _Misuse:
-    from llmc2py.runtime.errors import ToolMissingError
-
-    if isinstance(error, (Llmc2pyError, ToolMissingError)):
-        return _Misuse(str(error), as_json=as_json)
-    what = " ".join(f"{type(error).__name__}: {error}".split())
-    hint = "please report it with the command and the output of the same command with --debug"
-    return _Bug(f"a bug in llmc2py ({what}); {hint}", as_json=as_json)
-
-
-def _note(key: str) -> Callable[[click.Context, click.Parameter, bool], bool]:
-    """Return a callback that keeps a flag where the group finds it when a command fails."""
-
-    def callback(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
-        ctx.meta[key] = ctx.meta.get(key, False) or value
-        return value
-
-    return callback
-
-
-_debug_option = click.option(
-    "--debug", is_flag=True, envvar="LLMC2PY_DEBUG", expose_value=False, is_eager=True, callback=_note(_DEBUG),
-    help="Show the traceback of an error (also LLMC2PY_DEBUG=1).",
-)  # fmt: skip
-_json_option = click.option(
-    "--json", "as_json", is_flag=True, is_eager=True, callback=_note(_AS_JSON),
-    help="Write one JSON object to the standard output instead of tables.",
-)  # fmt: skip
-_verbose_option = click.option("-v", "--verbose", is_flag=True, help="Say more.")
-_path = click.Path(path_type=pathlib.Path)
-_catalog_option = click.option(
-    "--catalog", "catalogs", multiple=True, type=_path, metavar="FILE",
-    help="A catalogue entry (TOML) beyond the built-in ones and those in SOURCE; may be given several times.",
-)  # fmt: skip
-
-
-def _only_option(what: str) -> Callable[[_Command], _Command]:
-    return click.option(
-        "--only", multiple=True, metavar="GLOB", help=f"Only {what} that match; may be given several times."
-    )
-
-
-def _check_architectures(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
-    for name in given:
-        if not re.fullmatch(r"sm_\d+[af]?", name):
-            raise click.BadParameter(f"{name} is no architecture; they are named like sm_90")
-    return tuple(dict.fromkeys(given))
+from llmc2py.commandline import (
+    FOUND,
+    PATH,
+    Commands,
+    catalog_option,
+    check_architectures,
+    debug_option,
+    json_option,
+    only_option,
+    verbose_option,
+)
 
 
 def _command(name: str) -> Callable[[Callable[..., int]], click.Command]:
@@ -126,26 +38,26 @@ def _command(name: str) -> Callable[[Callable[..., int]], click.Command]:
         def run(*arguments: Any, **options: Any) -> None:
             click.get_current_context().exit(function(*arguments, **options))
 
-        return cli.command(name)(_debug_option(_json_option(run)))
+        return cli.command(name)(debug_option(json_option(run)))
 
     return register
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="llmc2py")
-@_debug_option
+@debug_option
 def cli() -> None:
     """Turn hand-written CUDA kernels into tested CuPy autograd layers."""
 
 
 @_command("generate")
-@click.argument("source", type=_path)
+@click.argument("source", type=PATH)
 @click.option(
-    "--output", type=_path, metavar="DIR",
+    "--output", type=PATH, metavar="DIR",
     help="Where the package goes [default: generated; SOURCE/generated where SOURCE has catalogue entries].",
 )  # fmt: skip
-@_catalog_option
-@_only_option("layers, source files and kernels")
+@catalog_option
+@only_option("layers, source files and kernels")
 @click.option(
     "--target", "targets", multiple=True, type=click.Choice(["cupy", "torch", "tricycle"]),
     help="A framework to write layers for beside those on CuPy arrays; may be given several times "
@@ -156,7 +68,7 @@ def cli() -> None:
     "--force", is_flag=True,
     help="Write into a DIR that holds files of others: they stay, those with a generated file's name aside.",
 )  # fmt: skip
-@_verbose_option
+@verbose_option
 def generate(
     source: pathlib.Path,
     output: pathlib.Path | None,
@@ -197,13 +109,13 @@ def generate(
             views.show_summary(record, str(output), "is up to date", verbose=verbose)
         else:
             console.write_error(f"{output} is not what `llmc2py generate` writes from {source}")
-    return _FOUND if difference or has_errors(made.diagnostics) else 0
+    return FOUND if difference or has_errors(made.diagnostics) else 0
 
 
 @_command("list")
-@click.argument("source", type=_path)
-@_catalog_option
-@_only_option("layers, source files and kernels")
+@click.argument("source", type=PATH)
+@catalog_option
+@only_option("layers, source files and kernels")
 def list_sources(source: pathlib.Path, catalogs: tuple[pathlib.Path, ...], only: tuple[str, ...], as_json: bool) -> int:
     """List the kernels, launchers and C references under SOURCE with their launch configurations."""
     from llmc2py import console, listing, results, views
@@ -217,13 +129,13 @@ def list_sources(source: pathlib.Path, catalogs: tuple[pathlib.Path, ...], only:
     else:
         views.show_diagnostics(made.diagnostics)
         views.show_listing(record)
-    return _FOUND if has_errors(made.diagnostics) else 0
+    return FOUND if has_errors(made.diagnostics) else 0
 
 
 @_command("show")
-@click.argument("source", type=_path)
+@click.argument("source", type=PATH)
 @click.argument("name")
-@_catalog_option
+@catalog_option
 def show(source: pathlib.Path, name: str, catalogs: tuple[pathlib.Path, ...], as_json: bool) -> int:
     """Show all of NAME under SOURCE: signature, intents, launch configuration, slice and generated Python.
 
@@ -242,16 +154,16 @@ def show(source: pathlib.Path, name: str, catalogs: tuple[pathlib.Path, ...], as
 
 
 @_command("report")
-@click.argument("source", type=_path)
-@click.option("--arch", "architectures", multiple=True, metavar="sm_XY", callback=_check_architectures,
+@click.argument("source", type=PATH)
+@click.option("--arch", "architectures", multiple=True, metavar="sm_XY", callback=check_architectures,
               help="A GPU architecture to compile for; may be given several times [default: sm_90].")  # fmt: skip
 @click.option(
     "--precision", "precisions", multiple=True, type=click.Choice(["float32", "float16", "bfloat16"]),
     help="A precision to compile in; may be given several times [default: all].",
 )  # fmt: skip
 @click.option("--no-compile", is_flag=True, help="Compile nothing: say what is read and lowered alone.")
-@_catalog_option
-@_only_option("layers, source files and kernels")
+@catalog_option
+@only_option("layers, source files and kernels")
 def report(
     source: pathlib.Path,
     architectures: tuple[str, ...],
@@ -278,15 +190,15 @@ def report(
         console.write_json({"source": str(source)} | record)
     else:
         views.show_report(record)
-    return _FOUND if record["unexplained"] else 0
+    return FOUND if record["unexplained"] else 0
 
 
 @_command("verify")
 @click.option("--package", default="generated", show_default=True, help="The generated package: a folder or a module.")
 @click.option("--backend", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
-@_only_option("layers")
+@only_option("layers")
 @click.option("--again", is_flag=True, help="Run those checks too that passed in an earlier run of the same code.")
-@_verbose_option
+@verbose_option
 def verify(package: str, backend: str, only: tuple[str, ...], again: bool, verbose: bool, as_json: bool) -> int:
     """Run every layer forward and backward against its references; exit with 1 where one fails.
 
@@ -310,7 +222,7 @@ def verify(package: str, backend: str, only: tuple[str, ...], again: bool, verbo
         )
     else:
         views.show_verification(rows, backend, verbose=verbose)
-    return _FOUND if failed else 0
+    return FOUND if failed else 0
 
 
 _markdown_option = click.option("--markdown", is_flag=True, help="Write Markdown, as for a pull request.")
@@ -320,8 +232,8 @@ _markdown_option = click.option("--markdown", is_flag=True, help="Write Markdown
 @click.argument("old")
 @click.argument("new")
 @_markdown_option
-@_catalog_option
-@_only_option("layers, source files and kernels")
+@catalog_option
+@only_option("layers, source files and kernels")
 def diff(
     old: str, new: str, markdown: bool, catalogs: tuple[pathlib.Path, ...], only: tuple[str, ...], as_json: bool
 ) -> int:
@@ -340,18 +252,18 @@ def diff(
     else:
         views.show_diagnostics(found.diagnostics)
         console.write((drift.to_markdown if markdown else drift.to_text)(found.changes, old, new))
-    return _FOUND if found.changes else 0
+    return FOUND if found.changes else 0
 
 
 @_command("update")
 @click.argument("location", metavar="[PATH|GIT-URL]", default=".")
 @click.option("--rev", metavar="REV", help="A branch, tag or commit [default: what the branch of the tree follows].")
-@click.option("--into", type=_path, metavar="DIR", help="Where a URL is cloned [default: the name in the URL].")
+@click.option("--into", type=PATH, metavar="DIR", help="Where a URL is cloned [default: the name in the URL].")
 @click.option(
-    "--output", type=_path, metavar="DIR",
+    "--output", type=PATH, metavar="DIR",
     help="Where the package is [default: generated; PATH/generated where PATH has catalogue entries].",
 )  # fmt: skip
-@_catalog_option
+@catalog_option
 @click.option("--backend", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option("--no-verify", is_flag=True, help="Do not run what changed against its references.")
 @click.option("--dry-run", is_flag=True, help="Change nothing; exit with 1 where something would change.")
@@ -386,7 +298,7 @@ def update(
         console.write(texts.to_markdown(done) if markdown else texts.to_text(done))
     would_change = dry_run and bool(done.changes)
     lacks = done.misfits or has_errors(done.diagnostics)
-    return _FOUND if done.failed or lacks or would_change else 0
+    return FOUND if done.failed or lacks or would_change else 0
 
 
 @_command("doctor")
@@ -401,7 +313,7 @@ def doctor(as_json: bool) -> int:
         console.write_json({"version": __version__, "findings": [dataclasses.asdict(item) for item in findings]})
     else:
         views.show_findings(findings)
-    return _FOUND if any(item.status == "warning" for item in findings) else 0
+    return FOUND if any(item.status == "warning" for item in findings) else 0
 
 
 def main() -> None:
