@@ -14,8 +14,8 @@ from llmc2py.runtime.ops import (
     assign,
     clear,
     contiguous,
-    copy,
     cropped,
+    crossentropy_gradient,
     empty,
     fitted,
     ones,
@@ -24,6 +24,7 @@ from llmc2py.runtime.ops import (
     scale,
     take,
     take_indices,
+    writable,
     zeros,
 )
 
@@ -67,45 +68,56 @@ class FusedClassifierFunction(Function):
         lead = logits.shape[:-1]
         dtype = logits.dtype
         vector = 16 // dtype.itemsize
+        ctx.N = N
+        ctx.V = V
+        ctx.accumulation = accumulation
+        ctx.inplace = inplace
         require("FusedClassifier", 0 < V <= Vp, "0 < V <= Vp", V=V, Vp=Vp)
         require("FusedClassifier", accumulation > 0, "accumulation > 0", accumulation=accumulation)
+        given = logits if inplace else writable(logits)
         losses = zeros((N,), float32, logits)
         share = 1.0 / max(N * accumulation, 1)
         if 1024 * vector > V or V % vector > 1:
             probs = empty((N, V), float32, logits)
             softmax_forward3(probs, as_float32(fitted(logits, (N, V))), N, V, 32)
             crossentropy_forward1(losses, probs, targets, N, 1, V, 128)
-            shares = ones((N,), float32, logits)
-            scale(shares, share)
-            slopes = zeros((N, V), float32, logits)
-            crossentropy_softmax_backward1(slopes, shares, probs, targets, N, 1, V, 256)
-            dlogits = logits if inplace else empty((*lead, Vp), dtype, logits)
-            assign(dlogits, fitted(slopes, (N, Vp)))
+            if inplace:
+                shares = ones((N,), float32, logits)
+                scale(shares, share)
+                slopes = zeros((N, V), float32, logits)
+                crossentropy_softmax_backward1(slopes, shares, probs, targets, N, 1, V, 256)
+                assign(given, fitted(slopes, (N, Vp)))
         else:
             if Vp % vector == 0:
-                dlogits = logits if inplace else copy(logits)
-                fused_classifier(dlogits, losses, share, targets, N, 1, V, Vp, True)
-                clear(dlogits, V)
+                fused_classifier(given, losses, share, targets, N, 1, V, Vp, inplace)
+                if inplace:
+                    clear(given, V)
             else:
                 W = ceil_div(Vp, vector) * vector
                 wide = fitted(logits, (N, W))
-                fused_classifier(wide, losses, share, targets, N, 1, V, W, True)
-                clear(wide, V)
-                dlogits = logits if inplace else empty((*lead, Vp), dtype, logits)
-                assign(dlogits, cropped(wide, (*lead, Vp)))
+                fused_classifier(wide, losses, share, targets, N, 1, V, W, inplace)
+                if inplace:
+                    clear(wide, V)
+                    assign(given, cropped(wide, (*lead, Vp)))
         loss = zeros((), float32, logits)
         if N > 0:
             global_sum_deterministic(loss, losses, N)
         scale(loss, share)
-        ctx.save(dlogits)
+        ctx.save(logits, targets, losses)
         return loss
 
     @staticmethod
     def backward(ctx: Context, dloss: Array) -> tuple[Array, None, None, None, None]:
         """Return the gradients of logits, None for the rest."""
-        (dlogits,) = ctx.saved
+        logits, targets, losses = ctx.saved
         dloss = contiguous(dloss)
-        if not ctx.starts_alone:
+        N = ctx.N
+        V = ctx.V
+        accumulation = ctx.accumulation
+        inplace = ctx.inplace
+        share = 1.0 / max(N * accumulation, 1)
+        dlogits = logits if inplace else crossentropy_gradient(logits, losses, targets, dloss, share, V)
+        if inplace and (not ctx.starts_alone):
             scale(dlogits, dloss)
         return dlogits, None, None, None, None
 

@@ -9,10 +9,20 @@ from typing import Any
 
 from llmc2py.runtime import Context, Function, Kernel, KernelSource, Param, Plan, Pointer, Tensor, idiv, launcher
 from llmc2py.runtime.dtypes import bfloat16, float16, float32
-from llmc2py.runtime.ops import as_float32, as_type, contiguous, empty, rows, take, take_indices, zeros
+from llmc2py.runtime.ops import (
+    as_float32,
+    contiguous,
+    crossentropy_gradient,
+    empty,
+    rows,
+    take,
+    take_indices,
+    writable,
+    zeros,
+)
 
-from .dev.cuda.crossentropy_softmax_backward import crossentropy_softmax_backward1
 from .dev.cuda.softmax_forward import softmax_forward3, softmax_forward7
+from .llmc.fused_classifier import fused_classifier
 
 __all__ = ["CrossEntropyFunction", "crossentropy", "crossentropy_forward1", "crossentropy_forward_kernel1"]
 
@@ -84,30 +94,29 @@ class CrossEntropyFunction(Function):
         targets = take_indices("CrossEntropy", "targets", targets, logits.shape[:-1], V, "logits", logits)
         lead = logits.shape[:-1]
         dtype = logits.dtype
+        vector = 16 // dtype.itemsize
         ctx.V = V
-        ctx.dtype = dtype
-        probs = empty((N, V), float32, logits)
-        if V >= 2048:
-            softmax_forward7(probs, as_float32(logits), N, V, 256)
+        if 1024 * vector <= V and V % vector == 0:
+            losses = zeros(lead, float32, logits)
+            fused_classifier(writable(logits), losses, 1.0, targets, N, 1, V, V, False)
         else:
-            softmax_forward3(probs, as_float32(logits), N, V, 32)
-        losses = empty(lead, float32, logits)
-        crossentropy_forward1(losses, probs, targets, N, 1, V, 128)
-        ctx.save(probs, targets)
+            probs = empty((N, V), float32, logits)
+            if V >= 2048:
+                softmax_forward7(probs, as_float32(logits), N, V, 256 if V < 8192 else 1024)
+            else:
+                softmax_forward3(probs, as_float32(logits), N, V, 32)
+            losses = empty(lead, float32, logits)
+            crossentropy_forward1(losses, probs, targets, N, 1, V, 128)
+        ctx.save(logits, targets, losses)
         return losses
 
     @staticmethod
     def backward(ctx: Context, dlosses: Array) -> tuple[Array, None]:
         """Return the gradients of logits, None for the rest."""
-        probs, targets = ctx.saved
+        logits, targets, losses = ctx.saved
         dlosses = contiguous(dlosses)
         V = ctx.V
-        dtype = ctx.dtype
-        N = dlosses.size
-        lead = dlosses.shape
-        dlogits32 = zeros((*lead, V), float32, dlosses)
-        crossentropy_softmax_backward1(dlogits32, dlosses, probs, targets, N, 1, V, 256)
-        dlogits = as_type(dlogits32, dtype)
+        dlogits = crossentropy_gradient(logits, losses, targets, dlosses, 1.0, V)
         return dlogits, None
 
 

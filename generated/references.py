@@ -450,7 +450,11 @@ REFERENCES = {
             ((1,), {"Vp": 8211, "V": 8203}),
             ((1,), {"Vp": 8203, "V": 8201}),
             ((257,), {"Vp": 64, "V": 33}),
+            ((3,), {"Vp": 40, "V": 33, "accumulation": 2, "inplace": True}),
+            ((3,), {"Vp": 4224, "V": 4100, "inplace": True}),
+            ((2,), {"Vp": 8211, "V": 8200, "accumulation": 3, "inplace": True}),
         ),
+        either_way=True,
     ),
     "crossentropy": Reference(
         "crossentropy",
@@ -506,6 +510,8 @@ REFERENCES = {
             ((3,), {"V": 4099}),
             ((0,), {"V": 24}),
             ((257,), {"V": 33}),
+            ((2,), {"V": 4104}),
+            ((2,), {"V": 8200}),
         ),
     ),
     "encoder": Reference(

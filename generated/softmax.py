@@ -9,7 +9,7 @@ from typing import Any
 
 from llmc2py.runtime import Context, Function, Tensor
 from llmc2py.runtime.dtypes import bfloat16, float16, float32
-from llmc2py.runtime.ops import as_float32, cast, contiguous, empty, rows, softmax_gradient, take
+from llmc2py.runtime.ops import contiguous, empty_like, rows, softmax_gradient, softmax_of, take
 
 from .dev.cuda.softmax_forward import softmax_forward3, softmax_forward7
 
@@ -37,13 +37,15 @@ class SoftmaxFunction(Function):
         """Return out."""
         inp = take("Softmax", "inp", inp, DTYPES)
         N, C = rows("Softmax", "inp", inp)
-        lead = inp.shape[:-1]
-        powers = empty((*lead, C), float32, inp)
-        if C >= 2048:
-            softmax_forward7(powers, as_float32(inp), N, C, 256)
+        dtype = inp.dtype
+        if dtype == float32:
+            out = empty_like(inp)
+            if C >= 2048:
+                softmax_forward7(out, inp, N, C, 256 if C < 8192 else 1024)
+            else:
+                softmax_forward3(out, inp, N, C, 32)
         else:
-            softmax_forward3(powers, as_float32(inp), N, C, 32)
-        out = cast(powers, inp)
+            out = softmax_of(inp)
         ctx.save(out)
         return out
 

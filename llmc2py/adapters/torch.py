@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -216,7 +217,8 @@ class Operator:
             }
             context = Context(self.function, [None] * len(self._arrays))
             context.saved = tuple(options[name] if name in options else arrays[name] for name in spec.saves)
-            values = {**self._letters(sizes), **options, "lead": tuple(lead), "dtype": NUMPY_DTYPES[dtype]}
+            values = {**self._letters(sizes), **options, "lead": tuple(lead), "N": math.prod(lead)}
+            values["dtype"] = NUMPY_DTYPES[dtype]
             for name, value in values.items():
                 setattr(context, name, value)
             results = self.function.backward(context, *(borrowing.array(grad) for grad in grads))

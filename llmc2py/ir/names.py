@@ -17,9 +17,10 @@ RUNTIME_NAMES = frozenset(
 OP_NAMES = frozenset(
     {
         "accumulator", "as_float32", "as_type", "assign", "bfloat16", "boolean", "cast", "clear", "contiguous",
-        "copy", "cropped", "cudnn", "device_of", "dtype", "empty", "empty_like", "fitted", "float16", "float32",
-        "int32", "lead", "length", "next_seed", "ones", "part", "put", "require", "rows", "scale", "softmax_gradient",
-        "take", "take_indices", "take_like", "vector", "zeros", "zeros_like",
+        "copy", "cropped", "crossentropy_gradient", "cudnn", "device_of", "dtype", "empty", "empty_like", "fitted",
+        "float16", "float32", "int32", "lead", "length", "next_seed", "ones", "part", "put", "require", "rows", "scale",
+        "softmax_gradient", "softmax_of", "take", "take_indices", "take_like", "vector", "writable", "zeros",
+        "zeros_like",
     }
 )  # fmt: skip
 _LOCAL = RUNTIME_NAMES | {"plan", "min", "max", "range"}

@@ -18,7 +18,7 @@ from llmc2py.ir.plans import Recipe
 #: Functions of the runtime that a recipe may use; those in the second set are given the array that decides the place.
 _PLAIN = frozenset(
     {"empty_like", "zeros_like", "copy", "cast", "as_float32", "ceil_div", "min", "max", "fitted", "cropped",
-     "softmax_gradient", "next_seed", "as_type"}
+     "crossentropy_gradient", "softmax_gradient", "softmax_of", "next_seed", "as_type", "writable"}
 )  # fmt: skip
 _PLACED = frozenset({"empty", "zeros", "ones"})
 #: Functions that write to their first argument and return nothing.
@@ -28,8 +28,10 @@ _MODULE_FUNCTIONS = {"cudnn.attention_forward": (0, 1), "cudnn.attention_backwar
 #: How many arguments a recipe gives these; of `min` and `max` any number.
 _COUNTS = {
     "as_float32": 1, "as_type": 2, "assign": 2, "cast": 2, "ceil_div": 2, "clear": 2, "copy": 1, "cropped": 2,
+    "crossentropy_gradient": 6,
     "cudnn.attention_backward": 9, "cudnn.attention_forward": 7, "empty": 2, "empty_like": 1, "fitted": 2,
-    "next_seed": 0, "ones": 2, "put": 3, "scale": 2, "softmax_gradient": 2, "zeros": 2, "zeros_like": 1,
+    "next_seed": 0, "ones": 2, "put": 3, "scale": 2, "softmax_gradient": 2, "softmax_of": 1, "writable": 1,
+    "zeros": 2, "zeros_like": 1,
 }  # fmt: skip
 #: What generated passes call by these names, so that no array can have them.
 _RESERVED = OP_NAMES | RUNTIME_NAMES | {"ctx", "device", "max", "min", "starts_alone"}

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from llmc2py.runtime import kernels
 from llmc2py.runtime.arrays import backend_named, place_of, pointer_of
 from llmc2py.runtime.autograd import Context
 from llmc2py.runtime.backends import Backend, DeviceProperties
+from llmc2py.runtime.dtypes import PRECISIONS, float32
 from llmc2py.runtime.poison import poison
 
-_FLOAT32 = np.dtype(np.float32)
+_CONVERTIBLE = frozenset(PRECISIONS.values())
 
 
 def take(op: str, name: str, array: Any, dtypes: Collection[np.dtype[Any]]) -> Any:
@@ -207,32 +209,67 @@ def cropped(array: Any, shape: tuple[int, ...]) -> Any:
 
 def scale(array: Any, factor: Any) -> None:
     """Multiply an array by a number or by a 0-d array, in place."""
-    array[...] = array * factor
+    if getattr(factor, "dtype", None) == float32 and is_packed(array) and is_packed(factor):
+        kernels.scale_by(array, factor, array.size)
+    else:
+        array[...] = array * factor
+
+
+def softmax_of(inp: Any) -> Any:
+    """Return the softmax over the last axis, in float32 arithmetic: llm.c's own kernels take float32 alone."""
+    out = empty_like(inp)
+    kernels.softmax(out, inp, *rows("softmax_of", "inp", inp))
+    return out
 
 
 def softmax_gradient(out: Any, dout: Any) -> Any:
     """Return the gradient of what a softmax over the last axis was computed of, in float32 arithmetic.
 
-    ``out`` and ``dout`` are arrays of one shape; the result has their dtype. llm.c has no kernel for it.
+    ``out`` and ``dout`` are arrays of one shape and dtype, which the result has too. llm.c has no kernel for it.
     """
-    product = as_float32(out) * as_float32(dout)
-    gradient = product - as_float32(out) * product.sum(axis=-1, keepdims=True)
-    return cast(gradient, dout)
+    dinp = empty_like(out)
+    kernels.softmax_gradient(dinp, out, dout, *rows("softmax_gradient", "out", out))
+    return dinp
+
+
+def crossentropy_gradient(logits: Any, losses: Any, targets: Any, dlosses: Any, share: float, V: int) -> Any:
+    """Return the gradient of logits (..., P), of which the first V count, for the cross entropies of their rows.
+
+    ``losses`` (...) are these cross entropies, ``targets`` (...) the indices, ``dlosses`` the incoming gradient, for
+    each row or one for all, which is multiplied by ``share``. llm.c's kernels take the probabilities instead, or write
+    over the logits.
+    """
+    dlogits = empty_like(logits)
+    N, P = rows("crossentropy_gradient", "logits", logits)
+    kernels.crossentropy_gradient(dlogits, logits, losses, targets, dlosses, share, N, V, P)
+    return dlogits
+
+
+def writable(array: Any) -> Any:
+    """Return the array itself, or a copy of one that is read-only: for a launcher that need not write what it could."""
+    return array if not isinstance(array, np.ndarray) or array.flags.writeable else array.copy()
 
 
 def as_float32(array: Any) -> Any:
     """Return the array in float32; the same one where it is."""
-    return array if array.dtype == _FLOAT32 else array.astype(_FLOAT32)
+    return as_type(array, float32)
 
 
 def as_type(array: Any, dtype: np.dtype[Any]) -> Any:
     """Return the array in a dtype; the same one where it is."""
-    return array if array.dtype == dtype else array.astype(dtype)
+    if array.dtype == dtype:
+        return array
+    if array.__class__ is np.ndarray or array.dtype not in _CONVERTIBLE or dtype not in _CONVERTIBLE:
+        return array.astype(dtype)
+    # Of bfloat16, CuPy's own conversion takes ten times as long.
+    result = empty(array.shape, dtype, array)
+    kernels.convert(result, array, array.size)
+    return result
 
 
 def cast(array: Any, like: Any) -> Any:
     """Return the array with the dtype and shape of another; the same one where it has them."""
-    result = array if array.dtype == like.dtype else array.astype(like.dtype)
+    result = as_type(array, like.dtype)
     return result if result.shape == like.shape else result.reshape(like.shape)
 
 

@@ -230,7 +230,6 @@ def test_an_output_that_is_not_used_has_no_gradient_of_its_own(package: Any) -> 
 
 
 def test_what_is_saved_is_left_as_it_is(package: Any) -> None:
-    # The backward pass of the classifier scales the gradient that the forward pass made, in place.
     logits, targets = torch.randn(4, 8, requires_grad=True), torch.arange(4)
     before = logits.detach().clone()
     loss = package.classifier(logits, targets, 8)

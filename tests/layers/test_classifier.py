@@ -8,6 +8,8 @@ import pytest
 from llmc2py.runtime import Tensor, no_grad
 from llmc2py.runtime.dtypes import PRECISIONS
 
+#: A step between neighbouring numbers, and for float32 what a difference from 1 leaves of it.
+STEPS = {"float32": 1e-5, "float16": 2**-10, "bfloat16": 2**-7}
 VOCABULARIES = [(1, 1), (2, 1), (5, 5), (24, 17), (33, 31), (129, 128), (136, 129), (2056, 2050), (4103, 4100)]
 
 
@@ -40,6 +42,36 @@ def test_what_lies_behind_the_vocabulary_does_not_count(bench, width, precision)
     again = bench.run("classifier", arrays | {"logits": other}, gradients, V=17)
     for name, result in results.items():
         bench.xp.testing.assert_array_equal(again[name], result)
+
+
+@pytest.mark.parametrize("op", ["classifier", "crossentropy"])
+@pytest.mark.parametrize("width", [24, 4100])
+def test_logits_may_be_read_only(bench, op, width):
+    arrays = bench.inputs(op, (3, width), "float32")
+    wanted = bench.run(op, arrays, gradients := bench.gradients(op, (3, width), "float32"))
+    if bench.xp is np:
+        arrays["logits"].flags.writeable = False
+    before = arrays["logits"].copy()
+    for name, result in bench.run(op, arrays, gradients).items():
+        bench.xp.testing.assert_array_equal(result, wanted[name])
+    bench.xp.testing.assert_array_equal(arrays["logits"], before)
+
+
+@pytest.mark.parametrize("op", ["classifier", "crossentropy"])
+@pytest.mark.parametrize("width", [24, 4100])
+def test_a_target_without_a_chance_leaves_the_other_gradients(bench, op, width):
+    logits, targets = bench.inputs(op, (4, width), "float32").values()
+    logits[1, targets[1]] = -np.inf
+    logits[2, targets[2]] = -200
+    given = Tensor(logits)
+    layer = bench.layers.CrossEntropy() if op == "crossentropy" else bench.layers.FusedClassifier(width)
+    losses = layer(given, targets)
+    losses.backward(bench.xp.ones_like(losses.data))
+    values = bench.numpy(logits).astype(np.float64)
+    powers = np.exp(values - values.max(axis=-1, keepdims=True))
+    wanted = powers / powers.sum(axis=-1, keepdims=True)
+    wanted[np.arange(4), bench.numpy(targets)] -= 1
+    np.testing.assert_allclose(bench.numpy(given.grad), wanted / (4 if op == "classifier" else 1), rtol=1e-5, atol=1e-7)
 
 
 def run_whole(bench, arrays, *gradient, **options):
@@ -82,12 +114,13 @@ def test_in_place_the_logits_become_their_gradient(bench, width, precision, reco
     if record:
         in_place = layer(given, targets)
         in_place.backward()
-        bench.xp.testing.assert_array_equal(given.grad, gradient)
+        bench.xp.testing.assert_array_equal(given.grad, given.data)
     else:
         with no_grad():
             in_place = layer(given, targets)
     bench.xp.testing.assert_array_equal(in_place.data, loss)
-    bench.xp.testing.assert_array_equal(given.data, gradient)
+    close = {"rtol": STEPS[precision], "atol": 1e-7}
+    bench.xp.testing.assert_allclose(given.data.astype(np.float32), gradient.astype(np.float32), **close)
     bench.xp.testing.assert_array_equal(targets, arrays["targets"])
 
 

@@ -11,10 +11,11 @@ ELEMENTWISE = [Case((3, 5, 7), {}, layouts=True), Case((2048,), {}), Case((0,), 
 ROWWISE = [Case((4, 8), {"C": 40}), Case((16,), {"C": 8})]
 OFF_BLOCK = [Case((9,), {"C": 17})]
 ATTENTION = [Case((2,), {"T": 9, "C": 32, "NH": 2}, options={"NH": 2})]
-# The second is as long as the kernel of llmc/fused_classifier.cuh wants its rows.
+# The last are as long as the kernel of llmc/fused_classifier.cuh wants its rows.
 CLASSIFIER = [
-    Case((rows,), {"Vp": width, "V": size}, options={"V": size, "accumulation": 3})
+    Case((rows,), {"Vp": width, "V": size}, options={"V": size, "accumulation": 3, "inplace": inplace})
     for rows, width, size in ((6, 24, 17), (2, 4224, 4100))
+    for inplace in (False, True)
 ]
 ENCODER = [Case((2, 3), {"T": 5, "V": 6, "C": columns, "L": 6}) for columns in (24, 23)]
 LINEAR = [Case((9,), {"C": 12, "OC": width}) for width in (16, 7)]
@@ -164,7 +165,7 @@ MUTANTS = {
         "classifier.py", r"scale\(dlogits, dloss\)", "pass", "FusedClassifier", CLASSIFIER, {"backward"},
     ),
     "logits overwritten": (
-        "classifier.py", r"logits if inplace else copy\(logits\)", "logits",
+        "classifier.py", r"V, Vp, inplace\)", "V, Vp, True)",
         "FusedClassifier", CLASSIFIER, {"arrays unchanged"},
     ),
     "accumulation forgotten": (
