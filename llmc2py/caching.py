@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import gc
 import hashlib
 import os
@@ -14,6 +15,8 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
+
+_LIBRARIES = ("jinja2", "markupsafe", "pcpp", "pycparser", "tree-sitter", "tree-sitter-cuda")
 
 
 def cache_root() -> pathlib.Path:
@@ -43,6 +46,21 @@ def code_key(files: Iterable[pathlib.Path], distributions: Iterable[str] = ()) -
     root = pathlib.Path(__file__).parent
     parts = [f"{os.path.relpath(path, root)} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in sorted(files)]
     return content_key(sys.version, *parts, *_versions(distributions))
+
+
+@functools.cache
+def program_key() -> str:
+    """Return a digest of this program and its libraries."""
+    package = pathlib.Path(__file__).parent
+    templates = package / "templates" if (package / "templates").is_dir() else package.parent / "templates"
+    files = [
+        pathlib.Path(folder, name)
+        for top in (package, templates)
+        for folder, _, names in os.walk(top)
+        for name in names
+        if name.endswith((".py", ".toml", ".j2"))
+    ]
+    return code_key(files, _LIBRARIES)
 
 
 def _versions(distributions: Iterable[str]) -> list[str]:

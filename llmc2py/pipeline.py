@@ -23,6 +23,7 @@ from llmc2py.ir.catalog import CatalogEntry
 from llmc2py.ir.library import Library, Reference
 from llmc2py.ir.plans import PackagePlan
 from llmc2py.lower.modules import lower_library
+from llmc2py.modulecache import made_modules
 from llmc2py.outputs import local_catalog
 from llmc2py.revisions import commit_of
 from llmc2py.treecache import read_tree_once
@@ -62,7 +63,8 @@ def generate(
         raise UsageError(f"{source}: no kernel in it{' that --only selects' if only else ''}{why}")
     with paused_collection():
         plan, diagnostics = lower_library(library, entries, builtin_replacements(), builtin_bound())
-        files = render_package(plan)
+        made = made_modules(plan)
+        files = render_package(plan, lambda module: made[module.path].files)
         for target in targets:
             files |= TARGETS[target](plan)
     catalog_hashes = {entry.file: hashlib.sha256(repr(entry).encode()).hexdigest() for entry in entries}
@@ -71,7 +73,7 @@ def generate(
         library.hashes,
         catalog_hashes,
         files,
-        describe(library, plan),
+        describe(library, plan, lambda module: made[module.path].records),
         precisions=precisions_of(library),
         only=only,
         targets=targets,

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import time
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from llmc2py.caching import Shelf, code_key, content_key
+from llmc2py.caching import Shelf, content_key, program_key
 from llmc2py.diagnostics import Diagnostic
 from llmc2py.frontend.sources import UnitKeys, find_sources
 
 if TYPE_CHECKING:
     from llmc2py.pipeline import Generated
 
-_LIBRARIES = ("jinja2", "markupsafe", "pcpp", "pycparser", "tree-sitter", "tree-sitter-cuda")
 #: Seconds of work that a package in the cache is worth.
 _WORTH_KEEPING = 0.3
 RESULTS = Shelf("results", 256 << 20)
@@ -120,18 +118,4 @@ def key_of(request: Request) -> tuple[set[str], str | None]:
     parts = [*known, "", *entries, "", *map(str, request.catalogs), "", *request.only, "", *request.targets]
     parts += ["", request.commit or ""]
     places = {place for path in paths for place in units.places(path)}
-    return places, content_key(_program_key(), *parts)
-
-
-def _program_key() -> str:
-    """Return a digest of this program and its libraries."""
-    package = pathlib.Path(__file__).parent
-    templates = package / "templates" if (package / "templates").is_dir() else package.parent / "templates"
-    files = [
-        pathlib.Path(folder, name)
-        for top in (package, templates)
-        for folder, _, names in os.walk(top)
-        for name in names
-        if name.endswith((".py", ".toml", ".j2"))
-    ]
-    return code_key(files, _LIBRARIES)
+    return places, content_key(program_key(), *parts)

@@ -96,7 +96,7 @@ def test_the_commit_of_the_source_counts(tree, runs):
 
 def test_another_program_makes_it_again(tree, runs, monkeypatch):
     check(Request(tree), runs, 1)
-    monkeypatch.setattr(results, "_program_key", lambda: "changed")
+    monkeypatch.setattr(results, "program_key", lambda: "changed")
     check(Request(tree), runs, 1)
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from llmc2py.caching import Memo, code_key, content_key
 from llmc2py.drift import formulas
 from llmc2py.drift.formulas import read_body
 from llmc2py.ir import expressions as ex
-from llmc2py.ir.library import Launcher, Library, Parameter, Reference, Slice, TemplateParameter
+from llmc2py.ir.library import Kernel, Launcher, Library, Parameter, Reference, Slice, TemplateParameter
 from llmc2py.ir.names import python_name
 from llmc2py.ir.plans import ArraySpec, LaunchPlan, ModulePlan, NotLowered, OpPlan, PackagePlan, ReplacedLauncher
 
@@ -21,15 +22,27 @@ Record = dict[str, Any]
 BODIES = Memo("bodies", lambda: code_key([pathlib.Path(formulas.__file__)]), 4096)
 
 
-def describe(library: Library, plan: PackagePlan) -> dict[str, dict[str, Record]]:
+@dataclass(frozen=True)
+class ModuleRecords:
+    """The records of a module's kernels, and of its launchers and those that are replaced, by ``file:name``."""
+
+    kernels: dict[str, Record]
+    launchers: tuple[tuple[str, Record], ...]
+
+
+def describe(
+    library: Library, plan: PackagePlan, module_records: Callable[[ModulePlan], ModuleRecords] | None = None
+) -> dict[str, dict[str, Record]]:
     """Return ``kernels``, ``launchers``, ``references`` (all by ``file:name``) and ``layers`` (by name) of a package.
 
     Values that say nothing (no template, no alignment) are left out. Equal sources give equal records, wherever they
-    lie.
+    lie. ``module_records`` gives those of a module, as `records_of` does.
     """
+    find = module_records or (lambda module: records_of(module, kernel_names(plan, module)))
+    found = [find(module) for module in plan.modules]
     return {
-        "kernels": _kernels(library, plan),
-        "launchers": _launchers(plan),
+        "kernels": _kernels(library, found),
+        "launchers": _launchers(plan, found),
         "references": {
             f"{file}:{name}": _reference(reference) for (file, name), reference in sorted(plan.references.items())
         },
@@ -54,33 +67,44 @@ def slice_digest(part: Slice) -> str:
     return digest([list(part.headers), items])
 
 
-def _kernels(library: Library, plan: PackagePlan) -> dict[str, Record]:
-    homes = {
-        (module.source, kernel.name): module.path.replace("/", ".") + "." + module.symbols[kernel.name]
-        for module in plan.modules
-        for kernel in module.kernels
-    }
-    found = {}
-    for kernel in sorted(library.kernels, key=lambda one: (one.span.file, one.name)):
-        home = homes.get((kernel.span.file, kernel.name))
-        found[f"{kernel.span.file}:{kernel.name}"] = _told(
-            python=home,
-            parameters=_parameters(kernel.parameters),
-            template=[_template(one) for one in kernel.template],
-            launch_bounds=list(kernel.launch_bounds),
-            precisions=list(kernel.precisions),
-            slice=slice_digest(kernel.slice) if kernel.slice is not None else None,
-        )
-    return found
+def records_of(module: ModulePlan, names: dict[str, str]) -> ModuleRecords:
+    """Return the records of a module; ``names`` are its `kernel_names`."""
+    path = module.path.replace("/", ".")
+    launchers = [(_key(one.launcher), _launch_plan(one, f"{path}.{one.name}", names)) for one in module.launchers]
+    launchers += [(_key(one.launcher), _replaced(one, f"{path}.{one.launcher.name}")) for one in module.replaced]
+    kernels = {_key(one): _kernel(one, f"{path}.{module.symbols[one.name]}") for one in module.kernels}
+    return ModuleRecords(kernels, tuple(launchers))
 
 
-def _launchers(plan: PackagePlan) -> dict[str, Record]:
-    found: list[tuple[str, Record]] = []
-    for module in plan.modules:
-        names = _kernel_names(plan, module)
-        path = module.path.replace("/", ".")
-        found += [(_key(one.launcher), _launch_plan(one, f"{path}.{one.name}", names)) for one in module.launchers]
-        found += [(_key(one.launcher), _replaced(one, f"{path}.{one.launcher.name}")) for one in module.replaced]
+def kernel_names(plan: PackagePlan, module: ModulePlan) -> dict[str, str]:
+    """Return the names in the source of all kernels that a module knows, by the names that they have there."""
+    homes = {one.path: one for one in plan.modules}
+    names = {symbol: name for name, symbol in module.symbols.items()}
+    for path, taken in module.imports.items():
+        symbols = {symbol: name for name, symbol in homes[path].symbols.items()}
+        names |= {one: symbols[one] for one in taken if one in symbols}
+    return names
+
+
+def _kernels(library: Library, modules: Iterable[ModuleRecords]) -> dict[str, Record]:
+    known = {key: record for module in modules for key, record in module.kernels.items()}
+    in_order = sorted(library.kernels, key=lambda one: (one.span.file, one.name))
+    return {_key(kernel): known.get(_key(kernel)) or _kernel(kernel, None) for kernel in in_order}
+
+
+def _kernel(kernel: Kernel, python: str | None) -> Record:
+    return _told(
+        python=python,
+        parameters=_parameters(kernel.parameters),
+        template=[_template(one) for one in kernel.template],
+        launch_bounds=list(kernel.launch_bounds),
+        precisions=list(kernel.precisions),
+        slice=slice_digest(kernel.slice) if kernel.slice is not None else None,
+    )
+
+
+def _launchers(plan: PackagePlan, modules: Iterable[ModuleRecords]) -> dict[str, Record]:
+    found = [item for module in modules for item in module.launchers]
     found += [(_key(one.launcher), _not_lowered(one)) for one in plan.not_lowered]
     in_order: dict[str, Record] = {}
     for key, record in sorted(found, key=lambda pair: (pair[0], digest(pair[1]))):
@@ -89,16 +113,6 @@ def _launchers(plan: PackagePlan) -> dict[str, Record]:
             number += 1  # functions may be overloaded
         in_order[numbered] = record
     return in_order
-
-
-def _kernel_names(plan: PackagePlan, module: ModulePlan) -> dict[str, str]:
-    """Return the names in the source of all kernels that a module knows, by the names that they have there."""
-    homes = {one.path: one for one in plan.modules}
-    names = {symbol: name for name, symbol in module.symbols.items()}
-    for path, taken in module.imports.items():
-        symbols = {symbol: name for name, symbol in homes[path].symbols.items()}
-        names |= {one: symbols[one] for one in taken if one in symbols}
-    return names
 
 
 def _launch_plan(plan: LaunchPlan, python: str, names: dict[str, str]) -> Record:
@@ -191,8 +205,8 @@ def _template(one: TemplateParameter) -> str:
     return f"{kind} {one.name}{f' = {one.default}' if one.default else ''}"
 
 
-def _key(launcher: Launcher) -> str:
-    return f"{launcher.span.file}:{launcher.name}"
+def _key(one: Kernel | Launcher) -> str:
+    return f"{one.span.file}:{one.name}"
 
 
 def _told(**values: Any) -> Record:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import pathlib
 import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jinja2
@@ -45,13 +46,24 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def render_package(plan: PackagePlan) -> dict[str, str]:
-    """Return the files of a generated package by their paths, in a stable order."""
+def render_module(module: ModulePlan) -> dict[str, str]:
+    """Return the files of a generated module by their paths in the package."""
+    files = {f"{module.path}.py": render_file("module.py.j2", _module(module))}
+    if module.kernels:
+        files[f"{module.path}.cu"] = emit_source(module.kernels, module.source)
+    return files
+
+
+def render_package(
+    plan: PackagePlan, module_files: Callable[[ModulePlan], Mapping[str, str]] = render_module
+) -> dict[str, str]:
+    """Return the files of a generated package by their paths, in a stable order.
+
+    ``module_files`` gives those of a module, as `render_module` does.
+    """
     files: dict[str, str] = {}
     for module in plan.modules:
-        files[f"{module.path}.py"] = render_file("module.py.j2", _module(module))
-        if module.kernels:
-            files[f"{module.path}.cu"] = emit_source(module.kernels, module.source)
+        files |= module_files(module)
     if plan.ops:
         files["layers.py"] = render_file("layers.py.j2", layers_values(plan.ops))
     if plan.ops or plan.checks:

@@ -218,7 +218,8 @@ class ModulePlan:
 
     ``path`` is relative to the package, without suffix; ``symbols`` gives the Python name of each kernel here;
     ``extents`` the number of elements by launcher and parameter; ``imports`` the names taken from other modules;
-    ``wide`` names the kernels that index with 64 bits though no parameter tells.
+    ``wide`` names the kernels that index with 64 bits though no parameter tells. ``key`` stands for all that the plans
+    of launchers and the kernels were made from: those of one name and key are equal. It is "" where that is not known.
     """
 
     path: str
@@ -231,6 +232,7 @@ class ModulePlan:
     op: OpPlan | None
     replaced: tuple[ReplacedLauncher, ...] = ()
     wide: frozenset[str] = frozenset()
+    key: str = field(default="", compare=False, repr=False)
 
     @property
     def origin(self) -> str:

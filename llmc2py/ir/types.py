@@ -68,6 +68,11 @@ INTEGER_TYPES = {
     "unsigned long long": 9,
 }
 FLOATING_TYPES = frozenset({"float", "double", "half", "bfloat16", "floatX"})
+_ELEMENTS = (
+    "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "float", "double", "half", "bfloat16",
+)  # fmt: skip
+#: CUDA's vectors: ``float4``, ``uint2``.
+VECTOR_TYPES = frozenset(f"{element}{size}" for element in _ELEMENTS for size in (1, 2, 3, 4))
 
 #: The type of a parameter that takes a launcher (a template parameter that the source calls like a function).
 LAUNCHER = CType("launcher")

@@ -40,4 +40,8 @@ class Environment:
     hoisted: dict[str, str] = field(default_factory=dict)
     template: frozenset[str] = frozenset()
     template_values: frozenset[str] = frozenset()
-    functions: dict[str, Launcher] = field(default_factory=dict)
+
+    def function(self, name: str) -> Launcher | None:
+        """Return the host function of a name; None where there is none, or one of several."""
+        versions = self.scope.functions.get(name, ())
+        return versions[0] if len(versions) == 1 else None

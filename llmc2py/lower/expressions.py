@@ -435,14 +435,14 @@ class ExpressionLowering:
 
     def _inline(self, node: ir.Call) -> Lowered | None:
         """``ceil_div(a, b)``: a host function of a single return is replaced by what it returns."""
-        for function in self.environment.functions.values():
-            if function.name != node.function or len(function.parameters) != len(node.arguments):
-                continue
-            returned = getattr(function.body[0], "value", None) if len(function.body) == 1 else None
-            if isinstance(returned, ir.Expression):
-                names = {one.name: value for one, value in zip(function.parameters, node.arguments, strict=True)}
-                return stored(self.lower(with_names(returned, names)), function.returns)
-        return None
+        function = self.environment.function(node.function)
+        if function is None or len(function.parameters) != len(node.arguments) or len(function.body) != 1:
+            return None
+        returned = getattr(function.body[0], "value", None)
+        if not isinstance(returned, ir.Expression):
+            return None
+        names = {one.name: value for one, value in zip(function.parameters, node.arguments, strict=True)}
+        return stored(self.lower(with_names(returned, names)), function.returns)
 
     def _unreadable(self, node: ir.Unreadable) -> Lowered:
         raise SourceError(node.span, f"{node.text!r}: {node.reason}")

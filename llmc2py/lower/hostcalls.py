@@ -99,7 +99,7 @@ class HostCallLowering(ExpressionLowering):
             if value is not None:
                 return self.lower(value)
         # blocks_for(n, 256): a host function of several statements becomes a Python function
-        function = self.environment.functions.get(node.function)
+        function = self.environment.function(node.function)
         if function is not None and len(function.body) > 1 and len(function.parameters) == len(node.arguments):
             helper = self.helper(function)
             if helper is not None:

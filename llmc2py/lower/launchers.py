@@ -60,9 +60,8 @@ def lower_launcher(
 class _LauncherLowering(BlockLowering):
     def __init__(self, launcher: Launcher, scope: Scope, symbols: Mapping[str, str], asked_of: AskedOf) -> None:
         template = frozenset(parameter.name for parameter in launcher.template)
-        functions = {name: versions[0] for name, versions in scope.functions.items() if len(versions) == 1}
         values = frozenset(parameter.name for parameter in launcher.template if parameter.kind != "type")
-        environment = Environment(scope, template=template, template_values=values, functions=functions)
+        environment = Environment(scope, template=template, template_values=values)
         super().__init__(launcher, scope, environment)
         self.symbols = symbols
         self.asked_of = asked_of

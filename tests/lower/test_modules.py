@@ -12,7 +12,8 @@ from llmc2py.emit.render import render_package
 from llmc2py.frontend.reader import read_tree
 from llmc2py.ir.catalog import Replacement
 from llmc2py.ir.plans import ModulePlan, PackagePlan
-from llmc2py.lower.modules import _module_paths, lower_library
+from llmc2py.lower.homes import module_paths
+from llmc2py.lower.modules import lower_library
 
 HEADER = """\
 #pragma once
@@ -198,7 +199,7 @@ def test_kernels_of_one_name_in_two_files_stay_apart(lower: Any) -> None:
     ],
 )  # fmt: skip
 def test_module_paths(files: list[str], ops: list[str], expected: dict[str, str]) -> None:
-    found = _module_paths(files, ops)
+    found = module_paths(files, ops)
     assert found == expected
     assert len(set(found.values())) == len(files)
 

@@ -1,0 +1,77 @@
+"""The kernels of a tree that Python can call, and their names there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from llmc2py.diagnostics import Diagnostic, Severity
+from llmc2py.ir.catalog import CatalogEntry
+from llmc2py.ir.library import Kernel, SourceFile
+from llmc2py.ir.names import OP_NAMES, is_reserved
+from llmc2py.ir.types import FLOATING_TYPES, INTEGER_TYPES, VECTOR_TYPES
+
+_TEMPLATE_KINDS = frozenset({"type", "bool", *INTEGER_TYPES})
+
+
+def listed(entry: CatalogEntry) -> dict[str, str]:
+    """Return what an entry may use: the file of each launcher or kernel by name."""
+    found = dict.fromkeys((*entry.launchers, *entry.kernels), entry.source)
+    for item in entry.uses:
+        file, _, name = item.rpartition(":")
+        found[name] = file or entry.source
+    return found
+
+
+def callable_kernels(files: Iterable[SourceFile]) -> tuple[dict[tuple[str, str], Kernel], list[Diagnostic]]:
+    """Return the kernels that Python can call by file and name, and why others cannot be called."""
+    kernels: dict[tuple[str, str], Kernel] = {}
+    diagnostics: list[Diagnostic] = []
+    for file in files:
+        for kernel in file.kernels:
+            if kernel.slice is None:
+                continue
+            reason = _uncallable(kernel)
+            if reason:
+                message = f"kernel {kernel.name} cannot be called from Python and is left out: {reason}"
+                diagnostics.append(Diagnostic(Severity.WARNING, kernel.span, message))
+            else:
+                kernels[file.path, kernel.name] = kernel
+    return kernels, diagnostics
+
+
+def kernel_symbols(
+    files: Mapping[str, SourceFile], kernels: Iterable[tuple[str, str]], entries: Iterable[CatalogEntry]
+) -> dict[tuple[str, str], str]:
+    """Return the Python names of kernels.
+
+    A kernel may share its name with a launcher or op; Python has one namespace for all.
+    """
+    entries = list(entries)
+    beside_ops = {place for entry in entries for place in (entry.source, *listed(entry).values())}
+    taken = {path: {launcher.name for launcher in file.launchers} for path, file in files.items()}
+    for entry in entries:
+        taken[entry.source].add(entry.name)
+    symbols = {}
+    for path, name in kernels:
+        is_taken = name in taken[path] or is_reserved(name) or (path in beside_ops and name in OP_NAMES)
+        symbols[path, name] = f"{name}_kernel" if is_taken else name
+    return symbols
+
+
+def _uncallable(kernel: Kernel) -> str:
+    """Return why a kernel's parameters cannot be given from Python ("" where they can)."""
+    types = {one.name for one in kernel.template if one.kind == "type"}
+    for one in kernel.template:
+        if one.kind not in _TEMPLATE_KINDS and (one.kind == "pack" or not one.kind.isidentifier()):
+            return f"template parameter {one.name} is a {one.kind}"
+    known = INTEGER_TYPES.keys() | FLOATING_TYPES | types
+    values = {one.name for one in kernel.template if one.kind != "type"}
+    for parameter in kernel.parameters:
+        base = parameter.type.base
+        if parameter.type.pointers > 1:
+            return f"parameter {parameter.name} is a pointer to pointers"
+        if parameter.type.tag in values:
+            continue
+        if not (base in known or (parameter.type.is_pointer and base in (*VECTOR_TYPES, "void"))):
+            return f"parameter {parameter.name} has type {parameter.type}"
+    return ""
