@@ -1,0 +1,65 @@
+"""Packages for other frameworks, and these frameworks or their stand-ins."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import pathlib
+import sys
+import types
+from collections.abc import Iterator
+
+import pytest
+
+from llmc2py.emit.writer import write_package
+from llmc2py.pipeline import generate
+from tests.adapters import tricycle_standin as tricycle
+from tests.adapters.tricycle_runs import PACKAGE, RELU_PACKAGE
+from tests.field.test_d10_tricycle import ENTRY, RELU
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+
+# --- Tricycle
+
+
+@contextlib.contextmanager
+def standing_in(folder: pathlib.Path) -> Iterator[None]:
+    """Let ``import tricycle`` find the stand-in, and packages in a folder; what is imported meanwhile is forgotten."""
+    present = tricycle.modules()
+    assert not present.keys() & sys.modules.keys(), "another Tricycle has been imported"
+    before = set(sys.modules)
+    sys.modules.update(present)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        adapters = {"llmc2py.adapters.tricycle"}
+        for name in [name for name in sys.modules if name not in before]:
+            if name in present or name in adapters or name.startswith(("package_", "field_")):
+                del sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A folder with a package of the vendored tree, and one of Tricycle's own ReLU kernels."""
+    folder = tmp_path_factory.mktemp("tricycle")
+    write_package(folder / PACKAGE, generate(ROOT / "vendor" / "llm.c", targets=["tricycle"]).files)
+    source = folder / "source"
+    source.mkdir()
+    (source / "relu.cu").write_text(RELU, encoding="utf-8")
+    (source / "relu.toml").write_text(ENTRY, encoding="utf-8")
+    write_package(folder / RELU_PACKAGE, generate(source, targets=["tricycle"]).files)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def adapter(folder: pathlib.Path) -> Iterator[types.ModuleType]:
+    with standing_in(folder):
+        yield importlib.import_module("llmc2py.adapters.tricycle")
+
+
+@pytest.fixture(scope="module")
+def made(adapter: types.ModuleType) -> types.ModuleType:
+    """The module of the generated layers."""
+    return importlib.import_module(f"{PACKAGE}.tricycle_layers")
