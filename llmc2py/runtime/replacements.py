@@ -59,9 +59,9 @@ def encoder_backward(
 ) -> None:
     """Add the gradients of token and position embeddings to `dwte` (V, C) and `dwpe` (T, C).
 
-    `dout` is (B, T, C), `inp` (B, T) tokens beside it and `inputs_cpu` the same tokens as a NumPy array (None: they
-    are copied from `inp`). Places are sorted into buckets by token, so that no block adds to another's row; the buckets
-    need no memory of the caller: `scratch`, `workload_indices` and `bucket_info` may be None.
+    `dout` is (B, T, C), `inp` (B, T) tokens beside it and `inputs_cpu` the same tokens as a NumPy array; without it
+    (None) they are sorted where `inp` is. Places are sorted into buckets by token, so that no block adds to another's row; the
+    buckets need no memory of the caller: `scratch`, `workload_indices` and `bucket_info` may be None.
 
     Raises IndexError, naming the token and its place, for one that `dwte` has no row of, and RuntimeError while a CUDA
     graph is captured.
@@ -69,11 +69,11 @@ def encoder_backward(
     wpe_backward_kernel, wte_backward_kernel = uses
     if B * T * C == 0:
         return
-    refuse_capture_of(dout, "encoder_backward sorts the tokens on the host, which no graph can repeat")
-    host = inp if inputs_cpu is None else inputs_cpu
-    tokens = np.asarray(host if isinstance(host, np.ndarray) else host.get()).reshape(-1)[: B * T]
+    refuse_capture_of(dout, "encoder_backward has as many blocks as there are tokens, which no graph can repeat")
+    tokens = (inp if inputs_cpu is None else inputs_cpu).reshape(-1)[: B * T]
     _check_tokens(tokens, dwte.size // C, T)
     vector = 16 // dout.dtype.itemsize
+    # This needs no buckets: the device works on it while they are made.
     wpe_backward_kernel[ceil_div(T * ceil_div(C, vector), 256), 256](dwpe, dout, inp, B, T, C, seed)
     buckets, places = token_buckets(tokens, ceil_div(C, _WARP_SIZE * vector))
     module = array_module(dout)
@@ -82,39 +82,45 @@ def encoder_backward(
     )
 
 
-def token_buckets(tokens: np.ndarray[Any, Any], groups: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def token_buckets(tokens: Any, groups: int) -> tuple[Any, Any]:
     """Return buckets (begin, length, token, group of columns), the longest first, and the places that they index.
 
-    All groups of one token share its places, which stand in rising order.
+    All groups of one token share its places, which stand in rising order. The results are int32 arrays where the tokens
+    (one axis, at least one token) are.
     """
-    places = _rising(tokens, int(tokens.max())).astype(np.int32)
+    module = array_module(tokens)
+    places = _rising(tokens).astype(np.int32)
     ordered = tokens[places]
-    begins = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
-    counts = np.diff(begins, append=len(ordered))
-    most = int(counts.max())
-    order = _rising(most - counts, most)
-    rows = np.empty((len(order), groups, 4), np.int32)
-    rows[:, :, 0] = begins[order, None]
-    rows[:, :, 1] = counts[order, None]
-    rows[:, :, 2] = ordered[begins[order], None]
-    rows[:, :, 3] = np.arange(groups)
+    begins = module.concatenate([module.zeros(1, np.int64), module.flatnonzero(ordered[1:] != ordered[:-1]) + 1])
+    counts = module.concatenate([begins[1:], module.full(1, len(ordered), np.int64)]) - begins
+    order = _rising(counts.max() - counts)
+    rows = module.empty((len(order), groups, 4), np.int32)
+    rows[:, :, 0] = begins[order][:, None]
+    rows[:, :, 1] = counts[order][:, None]
+    rows[:, :, 2] = ordered[begins[order]][:, None]
+    rows[:, :, 3] = module.arange(groups)
     return rows.reshape(-1, 4), places
 
 
-def _rising(values: np.ndarray[Any, Any], most: int) -> np.ndarray[Any, Any]:
-    """Return the order that sorts values from 0 to ``most``; equal ones keep theirs."""
-    # NumPy sorts 16 bits by their digits, several times as fast: the device may be waiting for this.
-    return np.argsort(values.astype(np.uint16) if most < 1 << 16 else values, kind="stable")
+def _rising(values: Any) -> Any:
+    """Return the order that sorts values from 0 on; equal ones keep theirs."""
+    # NumPy sorts 16 bits by their digits, several times as fast.
+    if isinstance(values, np.ndarray) and values.max() < 1 << 16:
+        values = values.astype(np.uint16)
+    return values.argsort(kind="stable")
 
 
-def _check_tokens(tokens: np.ndarray[Any, Any], rows: int, T: int) -> None:
-    wrong = np.flatnonzero((tokens < 0) | (tokens >= rows))
-    if wrong.size:
-        place = int(wrong[0])
-        raise IndexError(
-            f"encoder_backward: token {int(tokens[place])} at position ({place // T}, {place % T}) is no row of the "
-            f"embedding, which has {rows}"
-        )
+def _check_tokens(tokens: Any, rows: int, T: int) -> None:
+    # One number to wait for: negative tokens are large where they are read without a sign.
+    unsigned = tokens.astype(f"i{tokens.dtype.itemsize}", copy=False).view(f"u{tokens.dtype.itemsize}")
+    if int(unsigned.max()) < rows:
+        return
+    values = tokens if isinstance(tokens, np.ndarray) else tokens.get()
+    place = int(np.flatnonzero((values < 0) | (values >= rows))[0])
+    raise IndexError(
+        f"encoder_backward: token {int(values[place])} at position ({place // T}, {place % T}) is no row of the "
+        f"embedding, which has {rows}"
+    )
 
 
 def gpt2_update_fp32(

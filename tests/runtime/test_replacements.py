@@ -15,7 +15,7 @@ tokens_and_groups = st.tuples(st.lists(st.integers(0, 9), min_size=1, max_size=6
 @given(tokens_and_groups)
 def test_each_place_is_in_one_bucket_of_its_token_in_each_group(drawn: tuple[list[int], int]) -> None:
     tokens, groups = drawn
-    buckets, places = replacements.token_buckets(np.array(tokens, np.int64), groups)
+    buckets, places = replacements.token_buckets(np.array(tokens, np.int32), groups)
     assert buckets.dtype == places.dtype == np.int32
     for group in range(groups):
         seen: list[int] = []
@@ -29,7 +29,7 @@ def test_each_place_is_in_one_bucket_of_its_token_in_each_group(drawn: tuple[lis
 @given(tokens_and_groups)
 def test_long_buckets_come_first(drawn: tuple[list[int], int]) -> None:
     tokens, groups = drawn
-    lengths = replacements.token_buckets(np.array(tokens, np.int64), groups)[0][:, 1].tolist()
+    lengths = replacements.token_buckets(np.array(tokens, np.int32), groups)[0][:, 1].tolist()
     assert lengths == sorted(lengths, reverse=True)
 
 
@@ -78,3 +78,15 @@ def test_a_replacement_has_the_signature_of_the_launcher() -> None:
     assert repr(update).startswith("<Replacement gpt2_update_fp32(params_memory: Any, grads_memory")
     with pytest.raises(TypeError, match="learning_rate"):
         update(1, 2, 3, 4)
+
+
+@pytest.mark.gpu
+def test_buckets_are_made_where_the_tokens_are() -> None:
+    cupy = pytest.importorskip("cupy")
+    for below in (1, 9, 70_000):
+        tokens = np.random.default_rng(below).integers(0, below, 4000, np.int32)
+        made = replacements.token_buckets(cupy.asarray(tokens), 3)
+        for found, wanted in zip(made, replacements.token_buckets(tokens, 3), strict=True):
+            assert isinstance(found, cupy.ndarray)
+            assert np.array_equal(found.get(), wanted)
+            assert found.dtype == wanted.dtype

@@ -3,14 +3,16 @@
 // Whole says that every row consists of full packets of 128 bits and that the arrays begin at a multiple of 16 bytes; else
 // elements are moved one by one. Arithmetic is in float.
 
-#if defined(ENABLE_BF16)
-#include <cuda_bf16.h>
-typedef __nv_bfloat16 floatX;
-#elif defined(ENABLE_FP16)
+#ifdef ENABLE_FP32
+using floatX = float;
+#endif
+#ifdef ENABLE_FP16
 #include <cuda_fp16.h>
-typedef half floatX;
-#else
-typedef float floatX;
+using floatX = half;
+#endif
+#ifdef ENABLE_BF16
+#include <cuda_bf16.h>
+using floatX = __nv_bfloat16;
 #endif
 #include <string.h>
 
