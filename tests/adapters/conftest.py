@@ -8,6 +8,7 @@ import pathlib
 import sys
 import types
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -63,3 +64,43 @@ def adapter(folder: pathlib.Path) -> Iterator[types.ModuleType]:
 def made(adapter: types.ModuleType) -> types.ModuleType:
     """The module of the generated layers."""
     return importlib.import_module(f"{PACKAGE}.tricycle_layers")
+
+
+# --- PyTorch
+
+
+def _need_cuda() -> None:
+    if not importlib.import_module("torch").cuda.is_available():
+        pytest.skip("this PyTorch knows no CUDA")
+
+
+@pytest.fixture(scope="session")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pathlib.Path]:
+    """A folder with generated packages, on the path."""
+    folder = tmp_path_factory.mktemp("packages")
+    for name, source in (("for_torch", "vendor/llm.c"), ("relu_for_torch", "examples/relu")):
+        write_package(folder / name, generate(ROOT / source, targets=["torch"]).files)
+    sys.path.insert(0, str(folder))
+    yield folder
+    sys.path.remove(str(folder))
+
+
+@pytest.fixture(scope="session")
+def package(packages: pathlib.Path) -> types.ModuleType:
+    """The module of layers for PyTorch, generated from the vendored tree."""
+    return importlib.import_module("for_torch.torch_layers")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """The device that tensors are on."""
+    if request.param == "cuda":
+        _need_cuda()
+    return str(request.param)
+
+
+@pytest.fixture
+def cuda() -> Any:
+    """CuPy, beside a PyTorch that knows CUDA."""
+    _need_cuda()
+    return importlib.import_module("cupy")

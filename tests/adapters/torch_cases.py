@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+NAMES = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
+
 
 @dataclass(frozen=True)
 class Case:
@@ -82,3 +85,16 @@ CASES = [
     Case("crossentropy", (X, ((2, 3), 16)), _cross_entropy),
     Case("classifier", (X, ((2, 3), 13)), _classifier, (13, 2)),
 ]
+
+
+def as_tuple(values: Any) -> tuple[Any, ...]:
+    return values if isinstance(values, tuple) else (values,)
+
+
+def gradients(outputs: Any, tensors: list[Any], seed: int = 1) -> list[Any]:
+    """The gradients of all tensors that require one, for incoming gradients that are not all alike."""
+    generator = torch.Generator().manual_seed(seed)
+    outputs = as_tuple(outputs)
+    incoming = [torch.randn(one.shape, generator=generator).to(one) for one in outputs]
+    wanted = [one for one in tensors if one is not None and one.requires_grad]
+    return list(torch.autograd.grad(outputs, wanted, incoming))
