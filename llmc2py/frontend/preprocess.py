@@ -11,7 +11,7 @@ import io
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ import pcpp
 from llmc2py.diagnostics import Diagnostic, Severity, SourceSpan
 from llmc2py.frontend.features import features_of_kernels
 from llmc2py.frontend.guarded import GuardedPreprocessor, told_failures
-from llmc2py.frontend.lines import group_lines
+from llmc2py.frontend.lines import PLAIN, group_lines, text_of
 from llmc2py.frontend.sources import include_folders
 
 #: Macros whose value is known to the compiler of a slice alone.
@@ -100,7 +100,6 @@ class _Preprocessor(GuardedPreprocessor):
         self.texts = texts
         self.headers = headers
         self.macros: dict[str, Any]
-        self.parser: Any
         self.include_once: dict[str, Any]
         self.line_directive = "#line"
         self.diagnostics: list[Diagnostic] = []
@@ -157,14 +156,11 @@ class _Preprocessor(GuardedPreprocessor):
 
     def _expand_header(self, text: str, source: str | None, abssource: str) -> ExpandedHeader:
         """Expand an included file to its text, which stands in the output as one token with line marks of its own."""
-        before, outer = len(self.diagnostics), (self.includes, self.system_headers, self.probes, self.parser)
+        before, outer = len(self.diagnostics), (self.includes, self.system_headers, self.probes)
         self.includes, self.system_headers, self.probes = {}, {}, set()
         tokens = list(super().parsegen(text, source, abssource))
-        output = io.StringIO()
-        self.parser = iter(tokens)
-        self.write(output)
         header = ExpandedHeader(
-            output.getvalue(),
+            text_of(tokens, self.line_directive),
             next((token for token in tokens if token.type not in self.t_WS), None),
             dict(self.macros),
             dict(self.include_once),
@@ -174,8 +170,28 @@ class _Preprocessor(GuardedPreprocessor):
             frozenset(self.probes),
             len(self.diagnostics) == before,
         )
-        self.includes, self.system_headers, self.probes, self.parser = outer
+        self.includes, self.system_headers, self.probes = outer
         return header
+
+    def expand_macros(self, tokens: list[Any], expanding_from: Sequence[str] = ()) -> list[Any]:
+        """Expand macros: between plain lines, for these hold none, and no call of one goes on in them."""
+        if expanding_from or not any(token.type == PLAIN for token in tokens):
+            return super().expand_macros(tokens, expanding_from)
+        expanded: list[Any] = []
+        between: list[Any] = []
+        for token in tokens:
+            if token.type != PLAIN:
+                between.append(token)
+                continue
+            if between:
+                expanded += self._expanded_between(between)
+                between = []
+            expanded.append(token)
+        return expanded + self._expanded_between(between)
+
+    def _expanded_between(self, tokens: list[Any]) -> list[Any]:
+        has_names = any(token.type == self.t_ID for token in tokens)
+        return super().expand_macros(tokens) if has_names else tokens
 
     def _macro_state(self) -> object:
         macros = frozenset(
@@ -322,12 +338,11 @@ def preprocess(
         preprocessor.add_path(str(folder))
     for feature in features_of_kernels(texts[path], OPEN_MACROS):
         preprocessor.define(f"{feature} 1")
-    output = io.StringIO()
     with told_failures():
         preprocessor.parse(texts[path], str(path))
-        preprocessor.write(output)
+        marked = text_of(preprocessor.parser, preprocessor.line_directive)
     file = preprocessor.relative(str(path))
-    text, lines = _strip_line_marks(output.getvalue(), file, preprocessor.relative)
+    text, lines = _strip_line_marks(marked, file, preprocessor.relative)
     return PreprocessedText(
         file,
         text,
@@ -344,7 +359,7 @@ def _strip_line_marks(text: str, file: str, relative: Callable[[str], str]) -> t
     places: list[SourceSpan] = []
     line = 1
     for row in text.split("\n"):
-        mark = _LINE_MARK.match(row)
+        mark = _LINE_MARK.match(row) if row.startswith("#line") else None
         if mark:
             line = int(mark[1])
             file = relative(mark[2]) if mark[2] else file
