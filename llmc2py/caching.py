@@ -12,6 +12,7 @@ import pathlib
 import pickle
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -92,8 +93,14 @@ def paused_collection() -> Iterator[None]:
             gc.enable()
 
 
+#: Bytes that this process may store in a folder before it looks through it again: a part of those that were free, since
+#: as many other processes may store as much.
+_ROOM: dict[pathlib.Path, int] = {}
+_SHARERS = 8
 #: How a file ends that is being written; the one who writes it holds a lock on it.
 _PART = ".part"
+#: Seconds for which a part counts as being written without a lock: who made it may be about to lock it.
+_YOUNG = 60.0
 
 
 def _lock(handle: int) -> bool:
@@ -107,6 +114,8 @@ def _lock(handle: int) -> bool:
 
 def _is_abandoned(path: str) -> bool:
     """Whether the process that began to write a file is gone: the system has dropped its lock."""
+    if time.time() - os.stat(path).st_mtime < _YOUNG:
+        return False
     with open(path, "rb") as file:
         return _lock(file.fileno())
 
@@ -166,9 +175,13 @@ class Shelf:
             except OSError:
                 os.unlink(temporary)
                 raise
-            self._make_room()
+            self._make_room(len(data))
 
-    def _make_room(self) -> None:
+    def _make_room(self, size: int) -> None:
+        """Hold the folder to its limit after so many bytes more; look through it where that could be too much."""
+        _ROOM[self.folder] = _ROOM.get(self.folder, 0) - size
+        if _ROOM[self.folder] >= 0:
+            return
         entries = []
         for entry in os.scandir(self.folder):
             with contextlib.suppress(FileNotFoundError):
@@ -185,6 +198,7 @@ class Shelf:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
             total -= size
+        _ROOM[self.folder] = (self.limit - total) // _SHARERS
 
 
 class Memo:

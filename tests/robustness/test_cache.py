@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import pathlib
+from concurrent.futures import ThreadPoolExecutor
 
 from llmc2py import caching
 from llmc2py.runtime.host.cache import build_once
@@ -20,11 +21,21 @@ def test_abandoned_parts_go_and_those_of_running_processes_stay(tmp_path, monkey
     held = shelf.folder / "new-held.part"
     with held.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
+        for path in shelf.folder.iterdir():
+            os.utime(path, (0, 0))
         shelf.store("key", 1)
         assert sorted(path.name for path in shelf.folder.iterdir()) == ["key.pickle", "new-held.part"]
-    shelf.store("key", 2)
+    shelf.store("key", "x" * 1000)  # so much that the folder is looked through again
     assert [path.name for path in shelf.folder.iterdir()] == ["key.pickle"]
-    assert shelf.load("key") == 2
+    assert shelf.load("key") == "x" * 1000
+
+
+def test_threads_that_store_at_once_lose_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("LLMC2PY_CACHE_DIR", str(tmp_path))
+    shelf = caching.Shelf("small", 1 << 20)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda number: shelf.store(f"key{number}", number), range(300)))
+    assert [shelf.load(f"key{number}") for number in range(300)] == list(range(300))
 
 
 def test_a_full_disk_leaves_nothing_and_raises_nothing(tmp_path, monkeypatch):
