@@ -100,16 +100,17 @@ __device__ inline void store_packet(ElementType* target, const Packed128<Element
 }
 #line 28 "llmc/encoder.cuh"
 __global__ void encoder_forward_kernel3(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C) {
-    const size_t per_row = (((C) + (x128::size) - 1) / (x128::size));
-    const size_t packets = per_row * B * T;
+    const unsigned int per_row = (((C) + (x128::size) - 1) / (x128::size));
+    const size_t packets = (size_t)per_row * B * T;
     for (size_t p = (size_t)blockIdx.x * blockDim.x + threadIdx.x; p < packets; p += (size_t)gridDim.x * blockDim.x) {
-        const size_t row = p / per_row;
-        const int c = (int)(p % per_row) * x128::size;
+
+        const unsigned int row = (unsigned int)p / per_row;
+        const int c = ((unsigned int)p - row * per_row) * x128::size;
         const x128 of_token = load_packet(wte + (size_t)inp[row] * C + c, C - c);
-        const x128 of_place = load_packet(wpe + row % T * C + c, C - c);
+        const x128 of_place = load_packet(wpe + (size_t)(row % T) * C + c, C - c);
         x128 sum;
 
         for (int i = 0; i < x128::size; ++i) sum[i] = (floatX)((float)of_token[i] + (float)of_place[i]);
-        store_packet(out + row * C + c, sum, C - c);
+        store_packet(out + (size_t)row * C + c, sum, C - c);
     }
 }

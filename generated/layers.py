@@ -86,7 +86,7 @@ class FusedClassifier(Layer):
     loss = -mean(log(softmax(logits[..., :V])[targets])) / accumulation, in float32
 
     Fast sizes: Vp a multiple of 4 (float32) or 8 (float16, bfloat16), V from 4096 (float32) or 8192 on and at most
-    one more than a multiple of these. Source: llmc/fused_classifier.cuh:79.
+    one more than a multiple of these. Source: llmc/fused_classifier.cuh:96.
     """
 
     spec = OpSpec(
@@ -99,7 +99,7 @@ class FusedClassifier(Layer):
         saves=("logits", "targets", "losses"),
         saved={"losses": (("N",), "float32")},
         dtypes=("float32", "float16", "bfloat16"),
-        origin="llmc/fused_classifier.cuh:79",
+        origin="llmc/fused_classifier.cuh:96",
     )
 
     def __init__(self, V: int, *, accumulation: int = 1, inplace: bool = False) -> None:
@@ -149,7 +149,7 @@ class Encoder(Layer):
 
     out[..., t, :] = wte[inp[..., t]] + wpe[t]
 
-    Fast sizes: C a multiple of 4 (float32) or 8 (float16, bfloat16). Source: llmc/encoder.cuh:108.
+    Fast sizes: C a multiple of 4 (float32) or 8 (float16, bfloat16). Source: llmc/encoder.cuh:109.
     """
 
     spec = OpSpec(
@@ -160,7 +160,7 @@ class Encoder(Layer):
         indices={"inp": "V"},
         saves=("inp", "wte", "wpe"),
         dtypes=("float32", "float16", "bfloat16"),
-        origin="llmc/encoder.cuh:108",
+        origin="llmc/encoder.cuh:109",
     )
 
     def __init__(self, V: int, C: int, L: int, *, dtype: Any = None, like: Any = None) -> None:
@@ -384,7 +384,7 @@ class Softmax(Layer):
 
     out = exp(inp) / sum(exp(inp)), in float32
 
-    Fast sizes: all. Source: dev/cuda/softmax_forward.cu:275.
+    Fast sizes: all. Source: dev/cuda/softmax_forward.cu:317.
     """
 
     spec = OpSpec(
@@ -393,7 +393,7 @@ class Softmax(Layer):
         outputs={"out": ("...", "C")},
         saves=("out",),
         dtypes=("float32", "float16", "bfloat16"),
-        origin="dev/cuda/softmax_forward.cu:275",
+        origin="dev/cuda/softmax_forward.cu:317",
     )
 
     def forward(self, inp: Tensor | Array) -> Tensor:  # type: ignore[override]

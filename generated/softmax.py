@@ -30,7 +30,7 @@ class SoftmaxFunction(Function):
     out: (..., C): rows of probabilities
     """
 
-    origin = "dev/cuda/softmax_forward.cu:275"
+    origin = "dev/cuda/softmax_forward.cu:317"
 
     @staticmethod
     def forward(ctx: Context, inp: Array) -> Array:

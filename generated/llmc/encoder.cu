@@ -134,7 +134,7 @@ __device__ inline void add_rounded(floatX* gradient, float addend, unsigned int 
     stochastic_rounding((float)*gradient + addend, gradient, seed);
 }
 #if defined(SLICE_wte_backward_kernel)
-#line 48 "llmc/encoder.cuh"
+#line 49 "llmc/encoder.cuh"
 template <int BLOCK_SIZE=256>
 __global__ void wte_backward_kernel(floatX* dwte, const int4* bucket_info, const int* workload_indices, const floatX* dout, const int* inp, unsigned int seed, int B, int T, int C) {
     constexpr int WARPS = BLOCK_SIZE / 32;
@@ -170,7 +170,7 @@ __global__ void wte_backward_kernel(floatX* dwte, const int4* bucket_info, const
 }
 #endif
 #if defined(SLICE_wpe_backward_kernel)
-#line 83 "llmc/encoder.cuh"
+#line 84 "llmc/encoder.cuh"
 __global__ void wpe_backward_kernel(floatX* dwpe, const floatX* dout, const int* inp, int B, int T, int C, unsigned int seed) {
     const size_t per_row = (((C) + (x128::size) - 1) / (x128::size));
     const size_t packets = per_row * T;

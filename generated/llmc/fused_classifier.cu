@@ -143,28 +143,44 @@ __device__ inline float blockReduce(float val, bool final_sync=false, float out_
 }
 #line 18 "llmc/fused_classifier.cuh"
 struct SoftmaxParams { float Scale, Offset; };
-#line 21 "llmc/fused_classifier.cuh"
+#line 22 "llmc/fused_classifier.cuh"
+template<bool Whole>
+__device__ inline void take_packet(float& peak, float& sum, const x128& packet, int left) {
+    float higher = peak;
+
+    for (int i = 0; i < x128::size; ++i) higher = Whole || i < left ? fmaxf(higher, (float)packet[i]) : higher;
+    sum *= expf(peak - higher);
+
+    for (int i = 0; i < x128::size; ++i) sum += Whole || i < left ? expf((float)packet[i] - higher) : 0.0f;
+    peak = higher;
+}
+#line 34 "llmc/fused_classifier.cuh"
 __device__ SoftmaxParams prepare_softmax_blockwide3(int64_t idx, const floatX* inp, int V, int P) {
     const floatX* row = inp + idx * P;
     float peak = -FLT_MAX;
     float sum = 0.0f;
     for (int c = threadIdx.x * x128::size; c < V; c += blockDim.x * x128::size) {
-        const x128 packet = load_packet(row + c, V - c);
         const int left = V - c;
-        float higher = peak;
-
-        for (int i = 0; i < x128::size; ++i) higher = i < left ? fmaxf(higher, (float)packet[i]) : higher;
-        sum *= expf(peak - higher);
-
-        for (int i = 0; i < x128::size; ++i) sum += i < left ? expf((float)packet[i] - higher) : 0.0f;
-        peak = higher;
+        const x128 packet = load_packet(row + c, left);
+        if (left >= x128::size) take_packet<true>(peak, sum, packet, left);
+        else take_packet<false>(peak, sum, packet, left);
     }
     const float offset = blockReduce<warpReduceMax>(peak, false, -FLT_MAX);
 
     const float total = blockReduce<warpReduceSum>(sum * expf(peak - offset));
     return SoftmaxParams{1.0f / total, offset};
 }
-#line 43 "llmc/fused_classifier.cuh"
+#line 52 "llmc/fused_classifier.cuh"
+template<bool Plain>
+__device__ inline void classify_packet(x128& probability, x128& gradient, const x128& x, SoftmaxParams softmax, float dloss, int target, int c, int V) {
+
+    for (int i = 0; i < x128::size; ++i) {
+        const float p = Plain || c + i < V ? softmax.Scale * expf((float)x[i] - softmax.Offset) : 0.0f;
+        probability[i] = (floatX)p;
+        gradient[i] = (floatX)((p - (!Plain && c + i == target ? 1.0f : 0.0f)) * dloss);
+    }
+}
+#line 63 "llmc/fused_classifier.cuh"
 template<bool WriteDLogits = true, bool WriteProbs = false>
 __global__ void __launch_bounds__(1024, MAX_1024_THREADS_BLOCKS)
     fused_classifier_kernel5(floatX* logits, float* losses, floatX* probs, const float dloss, const int* targets, int B, int T, int V, int P, std::bool_constant<WriteDLogits>) {
@@ -184,12 +200,9 @@ __global__ void __launch_bounds__(1024, MAX_1024_THREADS_BLOCKS)
             if (c >= P) continue;
             const x128 x = load_packet(row + c, V - c);
             x128 probability, gradient;
-
-            for (int i = 0; i < x128::size; ++i) {
-                const float p = c + i < V ? softmax.Scale * expf((float)x[i] - softmax.Offset) : 0.0f;
-                probability[i] = (floatX)p;
-                gradient[i] = (floatX)((p - (c + i == target ? 1.0f : 0.0f)) * dloss);
-            }
+            const bool plain = c + x128::size <= V && (target < c || target >= c + x128::size);
+            if (plain) classify_packet<true>(probability, gradient, x, softmax, dloss, target, c, V);
+            else classify_packet<false>(probability, gradient, x, softmax, dloss, target, c, V);
             if constexpr (WriteDLogits) store_packet(row + c, gradient, P - c);
             if constexpr (WriteProbs) store_packet(probs + idx * P + c, probability, P - c);
         }

@@ -35,7 +35,7 @@ class Replacement:
     def __repr__(self) -> str:
         return f"<Replacement {self.name}{self.__signature__} of {self.origin}>"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> None:
         """Run on arrays of one backend."""
         bound = self.__signature__.bind(*args, **kwargs).arguments
         self.function(self.uses, **{name: as_array(value, name, self.name) for name, value in bound.items()})
@@ -60,8 +60,8 @@ def encoder_backward(
     """Add the gradients of token and position embeddings to `dwte` (V, C) and `dwpe` (T, C).
 
     `dout` is (B, T, C), `inp` (B, T) tokens beside it and `inputs_cpu` the same tokens as a NumPy array; without it
-    (None) they are sorted where `inp` is. Places are sorted into buckets by token, so that no block adds to another's row; the
-    buckets need no memory of the caller: `scratch`, `workload_indices` and `bucket_info` may be None.
+    (None) they are sorted where `inp` is. Places are sorted into buckets by token, so that no block adds to another's
+    row; the buckets need no memory of the caller: `scratch`, `workload_indices` and `bucket_info` may be None.
 
     Raises IndexError, naming the token and its place, for one that `dwte` has no row of, and RuntimeError while a CUDA
     graph is captured.

@@ -154,7 +154,7 @@ MUTANTS = {
         "mlp.py", r"(if hidden is None:\n +active = ).*\n.*", r"\1sums", "MLP", MLP[1:], {"backward"},
     ),
     "target left out of the classifier's gradient": (
-        "llmc/fused_classifier.cu", r"\(p - \(c \+ i == target \? 1\.0f : 0\.0f\)\)", "p",
+        "llmc/fused_classifier.cu", r"\(p - \(!Plain && c \+ i == target \? 1\.0f : 0\.0f\)\)", "p",
         "FusedClassifier", CLASSIFIER, {"backward"},
     ),
     "padding counted": (
@@ -172,7 +172,7 @@ MUTANTS = {
         "classifier.py", r"N \* accumulation", "N", "FusedClassifier", CLASSIFIER, {"forward", "backward"},
     ),
     "position forgotten": (
-        "encoder.cu", r"wpe \+ row % T \* C", "wpe", "Encoder", ENCODER[:1], {"forward"},
+        "encoder.cu", r"wpe \+ \(size_t\)\(row % T\) \* C", "wpe", "Encoder", ENCODER[:1], {"forward"},
     ),
     "gradients of the tables exchanged": (
         "encoder.py", r"return None, dwte, dwpe", "return None, dwpe, dwte", "Encoder", ENCODER, {"backward"},

@@ -62,7 +62,7 @@ softmax_forward_kernel3 = Kernel(
         Param("N", "int"),
         Param("C", "int"),
     ],
-    origin="dev/cuda/softmax_forward.cu:112",
+    origin="dev/cuda/softmax_forward.cu:149",
 )
 
 softmax_forward_kernel4 = Kernel(
@@ -74,7 +74,7 @@ softmax_forward_kernel4 = Kernel(
         Param("N", "int"),
         Param("C", "int"),
     ],
-    origin="dev/cuda/softmax_forward.cu:124",
+    origin="dev/cuda/softmax_forward.cu:166",
 )
 
 softmax_forward_online_kernel1 = Kernel(
@@ -86,7 +86,7 @@ softmax_forward_online_kernel1 = Kernel(
         Param("N", "int"),
         Param("C", "int"),
     ],
-    origin="dev/cuda/softmax_forward.cu:149",
+    origin="dev/cuda/softmax_forward.cu:191",
 )
 
 softmax_forward_online_kernel2 = Kernel(
@@ -98,7 +98,7 @@ softmax_forward_online_kernel2 = Kernel(
         Param("N", "int"),
         Param("C", "int"),
     ],
-    origin="dev/cuda/softmax_forward.cu:178",
+    origin="dev/cuda/softmax_forward.cu:220",
 )
 
 softmax_forward_kernel7 = Kernel(
@@ -110,7 +110,7 @@ softmax_forward_kernel7 = Kernel(
         Param("N", "int"),
         Param("C", "int"),
     ],
-    origin="dev/cuda/softmax_forward.cu:193",
+    origin="dev/cuda/softmax_forward.cu:235",
 )
 
 softmax_forward_online_kernel8 = Kernel(
@@ -122,7 +122,7 @@ softmax_forward_online_kernel8 = Kernel(
         Param("N", "int"),
         Param("C", "int"),
     ],
-    origin="dev/cuda/softmax_forward.cu:230",
+    origin="dev/cuda/softmax_forward.cu:272",
 )
 
 
@@ -140,7 +140,7 @@ def ceil_div_(dividend: int, divisor: int) -> int:
         Param("C", "int"),
         Param("block_size", "int"),
     ],
-    origin="dev/cuda/softmax_forward.cu:264",
+    origin="dev/cuda/softmax_forward.cu:306",
 )
 def softmax_forward1(plan: Plan, out: Pointer, inp: Pointer, N: int, C: int, block_size: int) -> None:
     """Launch `softmax_forward_kernel1<<<ceil_div(N, block_size), block_size>>>`."""
@@ -155,7 +155,7 @@ def softmax_forward1(plan: Plan, out: Pointer, inp: Pointer, N: int, C: int, blo
         Param("C", "int"),
         Param("block_size", "int"),
     ],
-    origin="dev/cuda/softmax_forward.cu:269",
+    origin="dev/cuda/softmax_forward.cu:311",
 )
 def softmax_forward2(plan: Plan, out: Pointer, inp: Pointer, N: int, C: int, block_size: int) -> None:
     """Launch `softmax_forward_kernel2<<<N, block_size, smem>>>`."""
@@ -171,7 +171,7 @@ def softmax_forward2(plan: Plan, out: Pointer, inp: Pointer, N: int, C: int, blo
         Param("C", "int"),
         Param("block_size", "int"),
     ],
-    origin="dev/cuda/softmax_forward.cu:275",
+    origin="dev/cuda/softmax_forward.cu:317",
 )
 def softmax_forward3(plan: Plan, out: Pointer, inp: Pointer, N: int, C: int, block_size: int) -> None:
     """Launch `softmax_forward_kernel3<<<N, block_size>>>`."""
@@ -187,7 +187,7 @@ def softmax_forward3(plan: Plan, out: Pointer, inp: Pointer, N: int, C: int, blo
         Param("C", "int"),
         Param("block_size", "int"),
     ],
-    origin="dev/cuda/softmax_forward.cu:281",
+    origin="dev/cuda/softmax_forward.cu:323",
 )
 def softmax_forward4(plan: Plan, out: Pointer, inp: Pointer, N: int, C: int, block_size: int) -> None:
     """Launch `softmax_forward_kernel4<<<N, block_size, 2 * warps * sizeof(float)>>>`."""
@@ -204,7 +204,7 @@ def softmax_forward4(plan: Plan, out: Pointer, inp: Pointer, N: int, C: int, blo
         Param("C", "int"),
         Param("block_size", "int"),
     ],
-    origin="dev/cuda/softmax_forward.cu:288",
+    origin="dev/cuda/softmax_forward.cu:330",
 )
 def softmax_forward_online1(plan: Plan, out: Pointer, inp: Pointer, N: int, C: int, block_size: int) -> None:
     """Launch `softmax_forward_online_kernel1<<<ceil_div(N, block_size), block_size>>>`."""
@@ -219,7 +219,7 @@ def softmax_forward_online1(plan: Plan, out: Pointer, inp: Pointer, N: int, C: i
         Param("C", "int"),
         Param("block_size", "int"),
     ],
-    origin="dev/cuda/softmax_forward.cu:293",
+    origin="dev/cuda/softmax_forward.cu:335",
 )
 def softmax_forward_online2(plan: Plan, out: Pointer, inp: Pointer, N: int, C: int, block_size: int) -> None:
     """Launch `softmax_forward_online_kernel2<<<ceil_div(N, rows_per_block), block_size>>>`."""
@@ -236,7 +236,7 @@ def softmax_forward_online2(plan: Plan, out: Pointer, inp: Pointer, N: int, C: i
         Param("C", "int"),
         Param("block_size", "int"),
     ],
-    origin="dev/cuda/softmax_forward.cu:300",
+    origin="dev/cuda/softmax_forward.cu:342",
 )
 def softmax_forward7(plan: Plan, out: Pointer, inp: Pointer, N: int, C: int, block_size: int) -> None:
     """Launch `softmax_forward_kernel7<<<N, block_size, smem>>>`."""
@@ -257,7 +257,7 @@ def softmax_forward7(plan: Plan, out: Pointer, inp: Pointer, N: int, C: int, blo
         Param("C", "int"),
         Param("block_size", "int"),
     ],
-    origin="dev/cuda/softmax_forward.cu:313",
+    origin="dev/cuda/softmax_forward.cu:355",
 )
 def softmax_forward_online8(plan: Plan, out: Pointer, inp: Pointer, N: int, C: int, block_size: int) -> None:
     """Launch `softmax_forward_online_kernel8<<<blocks, block_size>>>`."""
@@ -278,7 +278,7 @@ def softmax_forward_online8(plan: Plan, out: Pointer, inp: Pointer, N: int, C: i
         Param("C", "int"),
         Param("block_size", "int"),
     ],
-    origin="dev/cuda/softmax_forward.cu:323",
+    origin="dev/cuda/softmax_forward.cu:365",
 )
 def softmax_forward(plan: Plan, kernel_num: int, out: Pointer, inp: Pointer, N: int, C: int, block_size: int) -> None:
     """Call the launcher that the arguments choose."""

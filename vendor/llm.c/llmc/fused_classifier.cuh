@@ -17,26 +17,46 @@ For each of B*T rows of logits x, of which V are in use and P are in memory, wit
 // What softmax takes from a row: p = Scale exp(x - Offset).
 struct SoftmaxParams { float Scale, Offset; };
 
+// Takes the first left elements of a packet (all, if Whole) into the largest value and the sum of exponentials so far. Of
+// a row all packets but the last are full, and a comparison for each element would cost as much as the rest of its work.
+template<bool Whole>
+__device__ inline void take_packet(float& peak, float& sum, const x128& packet, int left) {
+    float higher = peak;
+    #pragma unroll
+    for (int i = 0; i < x128::size; ++i) higher = Whole || i < left ? fmaxf(higher, (float)packet[i]) : higher;
+    sum *= expf(peak - higher);
+    #pragma unroll
+    for (int i = 0; i < x128::size; ++i) sum += Whole || i < left ? expf((float)packet[i] - higher) : 0.0f;
+    peak = higher;
+}
+
 // A block reads row idx once. Each thread keeps the largest of its values, and the sum of exponentials relative to it.
 __device__ SoftmaxParams prepare_softmax_blockwide3(int64_t idx, const floatX* inp, int V, int P) {
     const floatX* row = inp + idx * P;
     float peak = -FLT_MAX;
     float sum = 0.0f;
     for (int c = threadIdx.x * x128::size; c < V; c += blockDim.x * x128::size) {
-        const x128 packet = load_packet(row + c, V - c);
         const int left = V - c;
-        float higher = peak;
-        #pragma unroll
-        for (int i = 0; i < x128::size; ++i) higher = i < left ? fmaxf(higher, (float)packet[i]) : higher;
-        sum *= expf(peak - higher);
-        #pragma unroll
-        for (int i = 0; i < x128::size; ++i) sum += i < left ? expf((float)packet[i] - higher) : 0.0f;
-        peak = higher;
+        const x128 packet = load_packet(row + c, left);
+        if (left >= x128::size) take_packet<true>(peak, sum, packet, left);
+        else take_packet<false>(peak, sum, packet, left);
     }
     const float offset = blockReduce<warpReduceMax>(peak, false, -FLT_MAX);
     // The two reductions have shared memory of their own each, so nothing has to be waited for in between.
     const float total = blockReduce<warpReduceSum>(sum * expf(peak - offset));
     return SoftmaxParams{1.0f / total, offset};
+}
+
+// The probabilities of a packet of logits from column c on, and their gradients. Plain says that the packet is full and
+// without the target.
+template<bool Plain>
+__device__ inline void classify_packet(x128& probability, x128& gradient, const x128& x, SoftmaxParams softmax, float dloss, int target, int c, int V) {
+    #pragma unroll
+    for (int i = 0; i < x128::size; ++i) {
+        const float p = Plain || c + i < V ? softmax.Scale * expf((float)x[i] - softmax.Offset) : 0.0f;
+        probability[i] = (floatX)p;
+        gradient[i] = (floatX)((p - (!Plain && c + i == target ? 1.0f : 0.0f)) * dloss);
+    }
 }
 
 // One block to a row. The last rows come first: the product that made the logits has left those in the cache.
@@ -59,12 +79,9 @@ __global__ void __launch_bounds__(1024, MAX_1024_THREADS_BLOCKS)
             if (c >= P) continue;
             const x128 x = load_packet(row + c, V - c);
             x128 probability, gradient;
-            #pragma unroll
-            for (int i = 0; i < x128::size; ++i) {
-                const float p = c + i < V ? softmax.Scale * expf((float)x[i] - softmax.Offset) : 0.0f;
-                probability[i] = (floatX)p;
-                gradient[i] = (floatX)((p - (c + i == target ? 1.0f : 0.0f)) * dloss);
-            }
+            const bool plain = c + x128::size <= V && (target < c || target >= c + x128::size);
+            if (plain) classify_packet<true>(probability, gradient, x, softmax, dloss, target, c, V);
+            else classify_packet<false>(probability, gradient, x, softmax, dloss, target, c, V);
             if constexpr (WriteDLogits) store_packet(row + c, gradient, P - c);
             if constexpr (WriteProbs) store_packet(probs + idx * P + c, probability, P - c);
         }

@@ -108,10 +108,52 @@ __global__ void softmax_forward_kernel2(float* out, const float* inp, int N, int
     for (int c = me; c < C; c += threads) p[c] = expf(x[c] - top) * scale;
 }
 
+// Packets that a lane of the kernel below keeps: 32 lanes have a row of up to 1024 floats among them.
+#define PACKETS_OF_LANE 8
+
+// A row of whole packets that a warp can keep, so that it is read once.
+__device__ inline void softmax_of_kept_row(float* p, const float* x, int C) {
+    f128 row[PACKETS_OF_LANE];
+    #pragma unroll
+    for (int i = 0; i < PACKETS_OF_LANE; ++i) {
+        const int c = (i * WARP_SIZE + threadIdx.x) * f128::size;
+        if (c < C) row[i] = load128(x + c);
+        else row[i] = f128::constant(-INFINITY);
+    }
+    float top = -INFINITY, total = 0.0f;
+    #pragma unroll
+    for (int i = 0; i < PACKETS_OF_LANE; ++i) {
+        #pragma unroll
+        for (int k = 0; k < f128::size; ++k) top = fmaxf(top, row[i][k]);
+    }
+    top = warpReduceMax(top);
+    #pragma unroll
+    for (int i = 0; i < PACKETS_OF_LANE; ++i) {
+        #pragma unroll
+        for (int k = 0; k < f128::size; ++k) {
+            row[i][k] = expf(row[i][k] - top);
+            total += row[i][k];
+        }
+    }
+    const float scale = 1.0f / warpReduceSum(total);
+    #pragma unroll
+    for (int i = 0; i < PACKETS_OF_LANE; ++i) {
+        const int c = (i * WARP_SIZE + threadIdx.x) * f128::size;
+        #pragma unroll
+        for (int k = 0; k < f128::size; ++k) row[i][k] *= scale;
+        if (c < C) store128(p + c, row[i]);
+    }
+}
+
 // blockDim.x = 32.
 __global__ void softmax_forward_kernel3(float* out, const float* inp, int N, int C) {
     if (blockIdx.x >= (unsigned int)N) return;
     const size_t begin = blockIdx.x * (size_t)C, end = begin + C;
+    const bool whole = C % f128::size == 0 && is_aligned128(inp) && is_aligned128(out);
+    if (whole && C <= PACKETS_OF_LANE * WARP_SIZE * f128::size) {
+        softmax_of_kept_row(out + begin, inp + begin, C);
+        return;
+    }
     float top = -INFINITY, total = 0.0f;
     for (size_t at = begin + threadIdx.x; at < end; at += WARP_SIZE) top = fmaxf(top, inp[at]);
     top = warpReduceMax(top);
