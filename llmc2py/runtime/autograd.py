@@ -248,7 +248,7 @@ def _check_gradient(grad: Any, like: Any, what: str) -> None:
     """Raise TypeError or ValueError unless a gradient has the backend, device, dtype and shape of its array."""
     same_kind = grad.__class__ is like.__class__ and grad.shape == like.shape and grad.dtype == like.dtype
     if same_kind and (
-        like.__class__ is np.ndarray or not has_several_devices() or grad.data.device_id == like.data.device_id
+        isinstance(like, np.ndarray) or not has_several_devices() or grad.data.device_id == like.data.device_id
     ):
         return
     if not is_array(grad) or place_of(grad, "grad") != place_of(like, "data"):

@@ -12,6 +12,7 @@ from llmc2py.runtime.arrays import array_module, backend_named, common_place, de
 from llmc2py.runtime.autograd import Tensor
 from llmc2py.runtime.csemantics import ceil_div
 from llmc2py.runtime.dtypes import PRECISIONS
+from llmc2py.runtime.interop import as_array
 
 _FLOAT32 = np.dtype(np.float32)
 #: The block of global_norm_squared_kernel, and that of global_norm_aggregate_kernel, which is one.
@@ -72,7 +73,7 @@ class GradientNorm:
         if not items:
             raise ValueError("global_norm: there are no parameters or arrays to take the norm of")
         present = [
-            (f"gradient {index}", item.grad if isinstance(item, Tensor) else item)
+            (f"gradient {index}", item.grad if isinstance(item, Tensor) else as_array(item, f"gradient {index}"))
             for index, item in enumerate(items)
             if not (isinstance(item, Tensor) and item.grad is None)
         ]

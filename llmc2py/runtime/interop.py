@@ -1,4 +1,7 @@
-"""Arrays of other libraries as NumPy and CuPy arrays on the same memory: DLPack and the CUDA Array Interface."""
+"""Arrays of other libraries as NumPy and CuPy arrays on the same memory: DLPack and the CUDA Array Interface.
+
+Subclasses of NumPy's array are taken here too, so that what runs behind it has to know base arrays alone.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,7 @@ _foreign: dict[type, bool | None] = {}
 
 
 def is_foreign(value: Any) -> bool:
-    """Whether a value is an array of another library than NumPy and CuPy that shares its memory."""
+    """Whether a value is no NumPy or CuPy array itself but shares its memory as one: see `as_array`."""
     kind = type(value)
     try:
         found = _foreign[kind]
@@ -87,6 +90,8 @@ def is_foreign(value: Any) -> bool:
 
 
 def _is_foreign_type(kind: type) -> bool | None:
+    if issubclass(kind, np.ndarray):
+        return kind is not np.ndarray
     if issubclass(kind, _own_types()):
         return False
     if hasattr(kind, "__dlpack__") or hasattr(kind, "__cuda_array_interface__"):
@@ -97,20 +102,25 @@ def _is_foreign_type(kind: type) -> bool | None:
 
 def _own_types() -> tuple[type, ...]:
     kind = getattr(sys.modules.get("cupy"), "ndarray", None)
-    return (np.ndarray, np.generic) if kind is None else (np.ndarray, np.generic, kind)
+    return (np.generic,) if kind is None else (np.generic, kind)
 
 
 def as_array(value: Any, name: str, callee: str = "", *, written: bool = False) -> Any:
     """Return a NumPy or CuPy array on the memory of an array of another library; others are returned as they are.
 
-    What the owner has yet to do on its stream comes before what is done on CuPy's current stream.
+    What the owner has yet to do on its stream comes before what is done on CuPy's current stream. Of an object of a
+    subclass of NumPy's array (``memmap``, ``matrix``, ``recarray``) it is a view.
 
-    Raises TypeError, naming ``name``, for memory that cannot be shared, and ValueError where the array is ``written``
-    but is read-only or a copy; ToolMissingError for CUDA memory without CuPy.
+    Raises TypeError, naming ``name``, for memory that cannot be shared and for masked arrays; ValueError where the
+    array is ``written`` but is read-only or a copy; ToolMissingError for CUDA memory without CuPy.
     """
     if not is_foreign(value):
         return value
     what = f"{callee + ': ' if callee else ''}`{name}`"
+    if isinstance(value, np.ndarray):
+        if isinstance(value, np.ma.MaskedArray):
+            raise TypeError(f"{what} is a masked array, and kernels know no masks; pass `x.filled(value)` or `x.data`")
+        return value.view(np.ndarray)
     memory = _exported(value, what)
     if written and (memory.is_read_only or _package_of(value) in _IMMUTABLE):
         raise ValueError(f"{what} is written, but its {_type_name(value)} is read-only; pass a copy")

@@ -107,7 +107,7 @@ def part(op: str, name: str, size: int, factor: int, letter: str) -> int:
     return size // factor
 
 
-def require(op: str, condition: bool, text: str, **values: Any) -> None:
+def require(op: str, condition: bool, text: str, /, **values: Any) -> None:
     """Raise ValueError, with the condition's text and the values in it, unless it holds."""
     if not condition:
         raise ValueError(f"{op} needs {text}, but {', '.join(f'{name} = {value!r}' for name, value in values.items())}")
@@ -120,7 +120,7 @@ def contiguous(array: Any) -> Any:
 
 def is_packed(array: Any) -> bool:
     """Whether this is a NumPy or CuPy array whose elements lie one behind the other."""
-    if array.__class__ is np.ndarray:
+    if isinstance(array, np.ndarray):
         return bool(array.flags.c_contiguous)
     # CuPy makes a new object for `flags`; the attribute behind it costs a tenth.
     return bool(getattr(array, "_c_contiguous", False))
@@ -128,7 +128,7 @@ def is_packed(array: Any) -> bool:
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any], like: Any) -> Any:
     """Return a new array on the place of another."""
-    return poison(backend_named("cpu" if like.__class__ is np.ndarray else "cuda").empty(shape, dtype))
+    return poison(backend_named("cpu" if isinstance(like, np.ndarray) else "cuda").empty(shape, dtype))
 
 
 def empty_like(array: Any) -> Any:
@@ -259,7 +259,7 @@ def as_type(array: Any, dtype: np.dtype[Any]) -> Any:
     """Return the array in a dtype; the same one where it is."""
     if array.dtype == dtype:
         return array
-    if array.__class__ is np.ndarray or array.dtype not in _CONVERTIBLE or dtype not in _CONVERTIBLE:
+    if isinstance(array, np.ndarray) or array.dtype not in _CONVERTIBLE or dtype not in _CONVERTIBLE:
         return array.astype(dtype)
     # Of bfloat16, CuPy's own conversion takes ten times as long.
     result = empty(array.shape, dtype, array)
@@ -280,7 +280,7 @@ def accumulator(ctx: Context, index: int, like: Any) -> Any:
 
 
 def _backend_of(array: Any) -> Backend:
-    return backend_named("cpu" if array.__class__ is np.ndarray else "cuda")
+    return backend_named("cpu" if isinstance(array, np.ndarray) else "cuda")
 
 
 def device_of(array: Any) -> DeviceProperties:
