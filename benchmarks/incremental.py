@@ -1,4 +1,4 @@
-"""Change one file of a source tree after the other, and hold what is generated with a cache against a run without one.
+"""Change one file of a source tree after the other, and hold what is made with a cache against what is made without it.
 
 Every source file, and every entry of a catalogue that is laid beside them, gets small changes: a comment, another body,
 another launch configuration, parameters and functions with other names. After each, the package that is made with what
@@ -8,7 +8,7 @@ not.
 
 from __future__ import annotations
 
-import os
+import dataclasses
 import pathlib
 import random
 import re
@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from unittest import mock
 
 import click
 
@@ -25,14 +26,12 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from llmc2py import listing, pipeline
 from llmc2py.frontend.sources import CUDA_SUFFIXES, HEADER_SUFFIXES
-from llmc2py.lower.files import LOWERED
-from llmc2py.modulecache import MODULES
+from llmc2py.ir.library import Library
+from llmc2py.treecache import read_tree_once
 
 _KERNEL = re.compile(r"__global__[^;{}]*?\b(\w+)\s*\(([^;{}]*)\)\s*\{")
 _FUNCTION = re.compile(r"^[\w*&<> ]+?[ *&](\w+)\([^;{}]*\)\s*\{", re.M)
 _BODY = re.compile(r"\)\s*\{\n")
-#: What is made of units that were read, and is to be made again.
-_MADE = (LOWERED, MODULES)
 
 
 def _commented(text: str) -> str | None:
@@ -117,15 +116,20 @@ def changes_of(path: pathlib.Path) -> Iterator[Change]:
             yield Change(path, kind, changed)
 
 
+def _read_without_keys(root: pathlib.Path) -> Library:
+    """Read a tree in which no file says what it was read from, so that nothing that is made of it is kept."""
+    library = read_tree_once(root)
+    return dataclasses.replace(library, files=tuple(dataclasses.replace(file, key="") for file in library.files))
+
+
 class Comparison:
-    """A copy of a source tree with the catalogue in its root, and two caches: one stays, one is emptied each time."""
+    """A copy of a source tree with the catalogue in its root."""
 
     def __init__(self, source: pathlib.Path, scratch: pathlib.Path, catalog: pathlib.Path | None = None) -> None:
         self.tree = scratch / "tree"
         shutil.copytree(source, self.tree, ignore=shutil.ignore_patterns(".git"))
         for path in catalog.glob("*.toml") if catalog is not None else ():
             shutil.copy(path, self.tree)
-        self._caches = {name: scratch / name for name in ("kept", "emptied")}
         self.seconds = 0.0
 
     def paths(self) -> list[pathlib.Path]:
@@ -136,14 +140,11 @@ class Comparison:
 
     def check(self) -> bool:
         """Generate with and without what earlier runs left; return whether both give the same."""
-        os.environ["LLMC2PY_CACHE_DIR"] = str(self._caches["kept"])
         started = time.process_time()
         one = self._generate()
         self.seconds = time.process_time() - started
-        os.environ["LLMC2PY_CACHE_DIR"] = str(self._caches["emptied"])
-        for shelf in _MADE:
-            shutil.rmtree(shelf.folder, ignore_errors=True)
-        return one == self._generate()
+        with mock.patch.object(pipeline, "read_tree_once", _read_without_keys):
+            return one == self._generate()
 
     def _generate(self) -> tuple[object, ...]:
         made = pipeline.generate(self.tree)

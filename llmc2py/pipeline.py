@@ -53,7 +53,17 @@ def generate(
     notes as the revision of the source; by default that of the git work tree whose root the source is. Raises
     UsageError for what cannot be read at all.
     """
-    targets = sorted(set(targets) - {BASE_TARGET})
+    with paused_collection():
+        return _generate(source, catalogs, only, sorted(set(targets) - {BASE_TARGET}), commit)
+
+
+def _generate(
+    source: pathlib.Path,
+    catalogs: Sequence[pathlib.Path],
+    only: Sequence[str],
+    targets: Sequence[str],
+    commit: str | None,
+) -> Generated:
     entries = load_entries(source, catalogs)
     library = read_tree_once(source)
     if only:
@@ -61,12 +71,11 @@ def generate(
     if not library.kernels:
         why = "".join(f"\n{item}" for item in library.diagnostics)
         raise UsageError(f"{source}: no kernel in it{' that --only selects' if only else ''}{why}")
-    with paused_collection():
-        plan, diagnostics = lower_library(library, entries, builtin_replacements(), builtin_bound())
-        made = made_modules(plan)
-        files = render_package(plan, lambda module: made[module.path].files)
-        for target in targets:
-            files |= TARGETS[target](plan)
+    plan, diagnostics = lower_library(library, entries, builtin_replacements(), builtin_bound())
+    made = made_modules(plan)
+    files = render_package(plan, lambda module: made[module.path].files)
+    for target in targets:
+        files |= TARGETS[target](plan)
     catalog_hashes = {entry.file: hashlib.sha256(repr(entry).encode()).hexdigest() for entry in entries}
     lock = emit_lock(
         __version__,

@@ -7,9 +7,11 @@ import pathlib
 import random
 import sys
 
+import jinja2
 import pytest
 
 from llmc2py import catalog, modulecache, pipeline
+from llmc2py.emit import render
 from llmc2py.lower import files
 
 _ROOT = pathlib.Path(__file__).parent.parent
@@ -173,8 +175,23 @@ def test_a_damaged_entry_is_made_again(tree, made):
     assert generated(tree, made) == ALL
 
 
-def test_changes_of_the_vendored_sources_give_what_an_empty_cache_gives(incremental, tmp_path, monkeypatch):
-    monkeypatch.setenv("LLMC2PY_CACHE_DIR", "")  # is set below, and back at the end
+def test_templates_are_compiled_once(tree, made, monkeypatch):
+    compiled = []
+    compile_template = jinja2.Environment.compile
+    monkeypatch.setattr(
+        jinja2.Environment, "compile", lambda *given: compiled.append(given[2]) or compile_template(*given)
+    )
+    render._environment.cache_clear()
+    first = pipeline.generate(tree).files
+    assert sorted(compiled) == ["layers.py.j2", "module.py.j2", "references.py.j2"]
+    render._environment.cache_clear()
+    (tree / "other.cu").write_text(OTHER + "// more\n")
+    (tree / "zero.toml").write_text(ENTRY.replace("Nothing.", "Nought."))
+    assert pipeline.generate(tree).files["layers.py"] != first["layers.py"]
+    assert len(compiled) == 3
+
+
+def test_changes_of_the_vendored_sources_give_what_an_empty_cache_gives(incremental, tmp_path):
     comparison = incremental.Comparison(_ROOT / "vendor" / "llm.c", tmp_path, pathlib.Path(catalog.__file__).parent)
     assert comparison.check()
     changes = [change for path in comparison.paths() for change in incremental.changes_of(path)]

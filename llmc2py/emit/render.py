@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jinja2
+from jinja2.bccache import Bucket
 
+from llmc2py.caching import Shelf, content_key, program_key
 from llmc2py.emit.functions import OPS, function_values, tuple_text
 from llmc2py.emit.layers import layers_values
 from llmc2py.emit.optim import OPTIM_FILE, optim_values
@@ -31,6 +33,23 @@ def template_folder() -> pathlib.Path:
     return inside if inside.is_dir() else package.parent / "templates"
 
 
+class _CompiledTemplates(jinja2.BytecodeCache):
+    """Templates that an earlier run has compiled."""
+
+    _shelf = Shelf("templates", 4 << 20)
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        code = self._shelf.load(self._key(bucket))
+        if isinstance(code, bytes):
+            bucket.bytecode_from_string(code)
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        self._shelf.store(self._key(bucket), bucket.bytecode_to_string())
+
+    def _key(self, bucket: Bucket) -> str:
+        return content_key(program_key(), bucket.key, bucket.checksum)
+
+
 @functools.cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
@@ -40,6 +59,7 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
         autoescape=False,
+        bytecode_cache=_CompiledTemplates(),
     )
     environment.filters["quoted"] = quoted
     environment.filters["plain"] = plain
