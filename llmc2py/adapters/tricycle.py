@@ -219,7 +219,7 @@ class GeneratedLayer(Layer):  # type: ignore[misc]
 
     generated: ClassVar[type[runtime.Layer]]
 
-    def __init__(self, *sizes: Any, **options: Any) -> None:
+    def __init__(self, /, *sizes: Any, **options: Any) -> None:
         made = self.generated(*sizes, **options)
         self.tensors = {}
         for name, value in vars(made).items():

@@ -18,6 +18,7 @@ from llmc2py.runtime.interop import as_array, hand_back, is_foreign
 from llmc2py.runtime.params import Binding, Param, TemplateParam, bind, scalar_type
 from llmc2py.runtime.plan import Launch, Plan
 from llmc2py.runtime.replay import Run, prepare, stage
+from llmc2py.runtime.signatures import SignatureOf, signature_of
 
 #: Prepared calls kept per launcher; the oldest goes first. A seed or learning rate makes a new one in every step.
 MAX_PREPARED = 512
@@ -67,7 +68,9 @@ class CallSite:
         self._staged: dict[tuple[Any, ...], Callable[[list[int], list[Any]], None]] = {}
         self._lock = threading.Lock()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
+    __signature__ = SignatureOf(lambda site: site.signature)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> None:
         """Run on arrays (all NumPy or all CuPy, on one device) and scalars.
 
         Raises TypeError (array type, dtype, device, null), ValueError (sizes), OverflowError (scalars), LaunchError and
@@ -120,11 +123,11 @@ class CallSite:
         self(*self._normalised(args))
         hand_back(args)
 
-    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+    def plan(self, /, *args: Any, **kwargs: Any) -> Plan:
         """Return what a call with these arguments does, without compiling or running a kernel. Raises as a call."""
         return self._record(self._normal_form(self._bind(args, kwargs)))
 
-    def warmup(self, *args: Any, **kwargs: Any) -> None:
+    def warmup(self, /, *args: Any, **kwargs: Any) -> None:
         """Compile and load what a call with these arguments needs and run nothing: before a CUDA graph is captured.
 
         Raises as a call.
@@ -134,8 +137,7 @@ class CallSite:
     @property
     def signature(self) -> inspect.Signature:
         """The parameters of a call."""
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        return inspect.Signature([inspect.Parameter(p.name, kind, annotation=p.ctype) for p in self.params])
+        return signature_of(self.params)
 
     def _bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         try:
@@ -199,11 +201,10 @@ class CallSite:
                 normal.append(c_scalar(value, scalar_type(param.base, "float32"), param.name, self.name))
             elif value is None:
                 normal.append(None)
-            elif is_array(value):
-                base = np.ndarray if isinstance(value, np.ndarray) else _cupy_array
-                normal.append(value if value.__class__ is base else value.view(base))
             elif is_foreign(value):
                 normal.append(as_array(value, param.name, self.name, written=param.is_written))
+            elif is_array(value):
+                normal.append(value if value.__class__ in (np.ndarray, _cupy_array) else value.view(_cupy_array))
             else:
                 place_of(value, param.name, self.name)
         _cupy_array = arrays_module.cupy_array_type() or _NoCupy

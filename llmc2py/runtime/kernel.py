@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,16 +12,24 @@ import numpy as np
 from llmc2py.runtime.arrays import Place, backend_named
 from llmc2py.runtime.backends import CompiledKernel
 from llmc2py.runtime.callsite import CallSite
+from llmc2py.runtime.configuration import Dims, checked_configuration, is_plain
 from llmc2py.runtime.dtypes import PRECISIONS
 from llmc2py.runtime.errors import PrecisionError
-from llmc2py.runtime.params import Binding, Param, TemplateParam, TemplateValue, cpp_argument
+from llmc2py.runtime.params import (
+    DEFAULT_PRECISION,
+    Binding,
+    Param,
+    TemplateParam,
+    TemplateValue,
+    cpp_argument,
+    template_values,
+)
 from llmc2py.runtime.plan import Plan
+from llmc2py.runtime.signatures import SignatureOf, signature_of
 from llmc2py.runtime.source import KernelRequest, KernelSource
 
 _WIDE_INTEGERS = ("long", "unsigned long", "long long", "unsigned long long")
 _MAX_CONFIGURATIONS = 256
-
-Dims = int | tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -33,10 +42,7 @@ class Instance:
     @property
     def name(self) -> str:
         """The C++ name expression."""
-        if not self.kernel.template:
-            return self.kernel.name
-        args = ", ".join(cpp_argument(value, self.binding.precision) for value in self.binding.template)
-        return f"{self.kernel.name}<{args}>"
+        return _expression(self.kernel.name, self.binding.template, self.binding.precision)
 
     @property
     def request(self) -> KernelRequest:
@@ -58,7 +64,8 @@ class Kernel:
     ``kernel[grid, block](*args)`` or ``kernel[grid, block, shared_bytes](*args)`` launches it on NumPy arrays (on the
     CPU) or CuPy arrays (on CUDA); ``grid`` and ``block`` are integers or tuples of one to three. Template types follow
     from the arrays' dtypes; other template arguments are given as ``kernel[numpy.float32, 8][grid, block]`` or by
-    ``instantiate``. ``wide_indices`` says that the kernel's indices have 64 bits; without it, it is taken to have them
+    ``instantiate``. Where all of them follow from arrays or have defaults, two or three integers are a configuration.
+    ``wide_indices`` says that the kernel's indices have 64 bits; without it, it is taken to have them
     where it takes a 64-bit integer, and arrays of 2^31 elements are refused otherwise. The source has the kernel in
     ``precisions``; a ``cooperative`` one waits for its whole grid, so that all blocks must fit on the device at once.
     """
@@ -87,22 +94,42 @@ class Kernel:
         has_wide_integer = any(not p.is_pointer and p.base in _WIDE_INTEGERS for p in self.params)
         self.wide_indices = has_wide_integer if wide_indices is None else wide_indices
         self._plain = KernelInstance(self, (), None)
+        self.__doc__ = _described(self)
+
+    __signature__ = SignatureOf(lambda kernel: kernel.signature)
 
     def __repr__(self) -> str:
-        return f"<Kernel {self.name}({', '.join(f'{p.ctype} {p.name}' for p in self.params)}) of {self.origin}>"
+        return _shown(self, self.name)
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """The parameters of a launch, with their C types."""
+        return signature_of(self.params)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the kernel with a launch configuration, or with template arguments."""
-        try:
-            return self._plain.configured[index]
-        except (KeyError, TypeError):
-            items = index if isinstance(index, tuple) else (index,)
-        names_types = any(isinstance(item, (str, bool, type, np.dtype)) for item in items)
-        if names_types or not self._follows_from_arguments():
-            return self.instantiate(*items)
-        return self._plain[index]
+        """Return the kernel with a launch configuration, or with template arguments.
 
-    def __call__(self, *args: Any) -> None:
+        Raises TypeError for what is neither.
+        """
+        configured = self._plain.known(index)
+        if configured is not None:
+            return configured
+        if not self.template:
+            return self._plain[index]
+        items = index if isinstance(index, tuple) else (index,)
+        names_types = any(isinstance(item, (str, bool, type, np.dtype)) for item in items)
+        if not names_types and len(items) in (2, 3) and self._follows_from_arguments():
+            return self._plain[index]
+        try:
+            return self.instantiate(*items)
+        except TypeError as error:
+            given = ", ".join(parameter.name for parameter in self.template)
+            raise TypeError(
+                f"{error}. [{', '.join(map(repr, items))}] was taken for template arguments; "
+                f"with them the kernel is launched as {self.name}[{given}][grid, block](...)"
+            ) from None
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> None:
         """Raise TypeError: a kernel is launched with a grid and a block."""
         raise TypeError(f"{self.name} needs a launch configuration: {self.name}[grid, block](...)")
 
@@ -112,10 +139,7 @@ class Kernel:
         ``precision`` decides what ``floatX`` is inside a kernel that takes no ``floatX`` array (float32 otherwise).
         Raises TypeError for arguments that the template has not.
         """
-        if len(template) > len(self.template):
-            raise TypeError(f"{self.name} takes {len(self.template)} template arguments, {len(template)} are given")
-        values = tuple(t.value(given, self.name) for t, given in zip(self.template, template, strict=False))
-        return KernelInstance(self, values, precision)
+        return KernelInstance(self, template_values(self.name, self.template, template), precision)
 
     def instance(self, binding: Binding) -> Instance:
         """Return the instance for template arguments and a precision that have been found.
@@ -144,27 +168,48 @@ class KernelInstance:
 
     def __init__(self, kernel: Kernel, template: tuple[TemplateValue, ...], precision: str | None) -> None:
         self.kernel = kernel
+        self.name = _expression(kernel.name, template, precision)
         self._template = template
         self._precision = precision
-        self.configured: dict[Any, ConfiguredKernel] = {}
+        self._configured: dict[Any, ConfiguredKernel] = {}
+        self.__doc__ = kernel.__doc__
+
+    __signature__ = SignatureOf(lambda kernel: kernel.signature)
+
+    def __repr__(self) -> str:
+        return _shown(self.kernel, self.name)
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """The parameters of a launch, with their C types."""
+        return self.kernel.signature
 
     def __getitem__(self, index: tuple[Dims, Dims] | tuple[Dims, Dims, int]) -> ConfiguredKernel:
-        """Return the kernel with a launch configuration."""
+        """Return the kernel with a launch configuration. Raises TypeError for what is none."""
+        return self.known(index) or self._configure(index)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> None:
+        """Raise TypeError: a kernel is launched with a grid and a block."""
+        given = " has its template arguments, and" if self._template else ""
+        raise TypeError(f"{self.name}{given} needs a launch configuration: [grid, block](...)")
+
+    def known(self, index: Any) -> ConfiguredKernel | None:
+        """Return the kernel with a launch configuration that has been asked for before, else None."""
         try:
-            return self.configured[index]
+            found = self._configured[index]
         except (KeyError, TypeError):
-            return self._configure(index)
+            return None
+        return found if is_plain(index) else None
 
     def _configure(self, index: Any) -> ConfiguredKernel:
-        if not isinstance(index, tuple) or len(index) not in (2, 3):
-            raise TypeError(f"{self.kernel.name}[{index!r}]: [grid, block] or [grid, block, shared_bytes] is taken")
-        grid, block, shared = (*index, 0)[:3]
-        key = tuple(tuple(item) if isinstance(item, list) else item for item in index)
-        configured = ConfiguredKernel(self.kernel, grid, block, shared, self._template, self._precision)
-        if len(self.configured) >= _MAX_CONFIGURATIONS:
-            self.configured.clear()
-        self.configured[key] = configured
-        return configured
+        key = checked_configuration(self.kernel.name, index)
+        found = self.known(key)
+        if found is None:
+            found = ConfiguredKernel(self, *key, self._template, self._precision)
+            if len(self._configured) >= _MAX_CONFIGURATIONS:
+                self._configured.clear()
+            self._configured[key] = self._configured[key[: len(index)]] = found
+        return found
 
 
 class ConfiguredKernel(CallSite):
@@ -172,16 +217,54 @@ class ConfiguredKernel(CallSite):
 
     def __init__(
         self,
-        kernel: Kernel,
+        instance: KernelInstance,
         grid: Dims,
         block: Dims,
         shared_bytes: int,
         template: tuple[TemplateValue, ...],
         precision: str | None,
     ) -> None:
+        kernel = instance.kernel
+
         def launch(plan: Plan, *args: Any) -> None:
             plan.launch(kernel, grid, block, shared_bytes, *args, template=template)
 
         super().__init__(
             kernel.name, kernel.origin, kernel.params, kernel.template, launch, given=template, precision=precision
         )
+        self._shown = f"{instance.name}[{grid}, {block}{f', {shared_bytes}' if shared_bytes else ''}]"
+        self._kernel = kernel
+        self.__doc__ = kernel.__doc__
+
+    def __repr__(self) -> str:
+        return _shown(self._kernel, self._shown)
+
+
+def _expression(name: str, template: Sequence[TemplateValue], precision: str | None) -> str:
+    """Return a kernel's name with template arguments as C++ has them; ``floatX`` stays where no precision is given."""
+    open_type = None if precision else "floatX"
+    args = [
+        open_type if value == open_type else cpp_argument(value, precision or DEFAULT_PRECISION) for value in template
+    ]
+    return f"{name}<{', '.join(map(str, args))}>" if args else name
+
+
+def _shown(kernel: Kernel, name: str) -> str:
+    where = f" of {kernel.origin}" if kernel.origin else ""
+    return f"<Kernel {name}({', '.join(f'{p.ctype} {p.name}' for p in kernel.params)}){where}>"
+
+
+def _described(kernel: Kernel) -> str:
+    """Return what ``help`` says of a kernel."""
+    where = f" of {kernel.origin}" if kernel.origin else ""
+    given = ", ".join(p.name for p in kernel.params)
+    lines = [f"CUDA kernel{where}.", "", f"``{kernel.name}[grid, block]({given})`` launches it. Its parameters:", ""]
+    lines += [f"    {p.ctype} {p.name}{f' ({p.intent})' if p.intent else ''}" for p in kernel.params]
+    if kernel.template:
+        template = [f"{t.kind} {t.name}{'' if t.default is None else f' = {t.default}'}" for t in kernel.template]
+        names = ", ".join(t.name for t in kernel.template)
+        lines += [
+            "",
+            f"Template: {', '.join(template)}. ``{kernel.name}[{names}][grid, block]`` gives arguments for it.",
+        ]
+    return "\n".join(lines)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llmc2py.runtime.callsite import CallSite
-from llmc2py.runtime.params import Param, TemplateParam
+from llmc2py.runtime.params import Param, TemplateParam, template_values
 
 
 class Launcher(CallSite):
@@ -47,9 +47,7 @@ class Launcher(CallSite):
 
     def instantiate(self, *template: Any) -> Launcher:
         """Return the launcher with these template arguments. Raises TypeError for ones that the template has not."""
-        if len(template) > len(self.template):
-            raise TypeError(f"{self.name} takes {len(self.template)} template arguments, {len(template)} are given")
-        values = tuple(t.value(given, self.name) for t, given in zip(self.template, template, strict=False))
+        values = template_values(self.name, self.template, template)
         if values not in self._instances:
             self._instances[values] = Launcher(
                 self.function, self.params, origin=self.origin, template=self.template, given=values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,8 +14,11 @@ from llmc2py.runtime.arrays import Place, backend_named, device_scope, is_array,
 from llmc2py.runtime.autograd import FLOATING, Tensor
 from llmc2py.runtime.dtypes import PRECISIONS
 from llmc2py.runtime.interop import as_array
+from llmc2py.runtime.signatures import SignatureOf
 
 Dims = tuple[str, ...]
+#: Attributes of these types are options, which the representation of a layer shows.
+_SHOWN = (bool, int, float, str)
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,17 @@ class Layer:
         if self._dtype is None and data is not None and data.dtype in FLOATING:
             self._dtype = data.dtype
 
+    __signature__ = SignatureOf(lambda layer: inspect.signature(layer.forward))
+
+    def __repr__(self) -> str:
+        """Return the class with shapes of parameters, options, and the layers inside, as PyTorch's modules do."""
+        parameters, layers = (self.__dict__.get(table, {}) for table in ("_parameters", "_layers"))
+        shown = [f"{name}={tuple(one.data.shape)}" for name, one in parameters.items()]
+        shown += [f"{n}={v!r}" for n, v in vars(self).items() if n[0] != "_" and (v is None or isinstance(v, _SHOWN))]
+        inside = [f"({name}): {layer!r}".replace("\n", "\n  ") for name, layer in layers.items()]
+        text = "".join(f"\n  {line}" for line in ([", ".join(shown)] if shown else []) + inside) + "\n"
+        return f"{type(self).__name__}({text if inside else ', '.join(shown)})"
+
     def __setattr__(self, name: str, value: Any) -> None:
         """Register parameters and layers; a parameter of a placed layer is moved to it."""
         if isinstance(value, Parameter):
@@ -110,7 +125,7 @@ class Layer:
                 self.__dict__.get(table, {}).pop(name, None)
         object.__setattr__(self, name, value)
 
-    def __call__(self, *inputs: Any, **options: Any) -> Any:
+    def __call__(self, /, *inputs: Any, **options: Any) -> Any:
         """Return ``forward`` of the inputs (tensors, or arrays as constants).
 
         The first call puts the parameters where the inputs are. Raises TypeError for inputs that are elsewhere, or of
@@ -145,7 +160,8 @@ class Layer:
         """Move the parameters, and their gradients, to a place and a dtype; return the layer.
 
         ``like`` is an array, a tensor, ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; without ``dtype``, an array's dtype is
-        taken. Raises TypeError for anything else.
+        taken. Raises TypeError for anything else, ToolMissingError where CUDA cannot be used, ValueError for a device
+        that is not there; nothing is moved then.
         """
         place, like_dtype = _target(like)
         wanted = like_dtype if dtype is None else precision_dtype(dtype)
@@ -214,6 +230,11 @@ def _target(like: Any) -> tuple[Place | None, np.dtype[Any] | None]:
         backend, _, device = like.partition(":")
         if backend not in ("cpu", "cuda") or (device and not device.isdecimal()):
             raise TypeError(f"{like!r} is no place; it is an array, 'cpu', 'cuda' or 'cuda:1'")
+        if backend == "cuda":
+            # Before anything is moved: CuPy would say in words of its own that there is no driver, or no such device.
+            from llmc2py.runtime.cuda.device import usable_cupy
+
+            usable_cupy(int(device or 0))
         return Place(backend, int(device or 0)), None
     data = like.data if isinstance(like, Tensor) else as_array(like, "like")
     return place_of(data, "like"), data.dtype if data.dtype in FLOATING else None

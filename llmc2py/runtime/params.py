@@ -119,7 +119,8 @@ class Param:
 class TemplateParam:
     """A template parameter: a type (deduced from array dtypes where it can be), a number, a truth value, a function.
 
-    ``kind`` is ``"type"``, ``"int"``, ``"bool"`` or ``"function"`` (the name of a device function of the source).
+    ``kind`` is ``"type"``, ``"int"``, ``"bool"`` or ``"function"`` (the name of a device function of the source). The
+    ``default`` is a value or, of a type, a canonical C name or that of a type parameter before it.
     """
 
     name: str
@@ -218,22 +219,37 @@ def bind(
 
     Raises TypeError where arrays disagree, where ``floatX`` is no precision, or where an argument is missing.
     """
-    if len(given) > len(template):
-        raise TypeError(f"{callee} takes {len(template)} template arguments, {len(given)} are given")
+    _check_count(callee, template, given)
     agreed = _agreed_types(callee, params, dtypes, {"floatX", *(t.name for t in template if t.kind == "type")})
     found = agreed.get("floatX")
     if found is not None and precision is None:
         precision = next(name for name, dtype in PRECISIONS.items() if dtype == C_DTYPES[found])
     values: list[TemplateValue] = []
+    types: dict[str, str] = {}
     tags = {param.tag: arg for param, arg in zip(params, args, strict=False) if param.tag is not None}
     for index, parameter in enumerate(template):
-        fallback = agreed.get(parameter.name, parameter.default)
+        # A type's default may be a type parameter before it.
+        default = types.get(parameter.default, parameter.default)
+        fallback = agreed.get(parameter.name, default)
         chosen = given[index] if index < len(given) else tags.get(parameter.name, fallback)
         if chosen is None:
             raise TypeError(f"{callee}: template parameter {parameter.name} follows from no array; instantiate() it")
         values.append(parameter.value(chosen, callee))
-    types = {t.name: str(value) for t, value in zip(template, values, strict=True) if t.kind == "type"}
+        if parameter.kind == "type":
+            types[parameter.name] = str(values[-1])
     return Binding(precision or _narrow_precision(types) or DEFAULT_PRECISION, tuple(values), types)
+
+
+def template_values(callee: str, template: Sequence[TemplateParam], given: Sequence[Any]) -> tuple[TemplateValue, ...]:
+    """Return template arguments, perhaps fewer than there are parameters, in their normal form. Raises TypeError."""
+    _check_count(callee, template, given)
+    return tuple(parameter.value(value, callee) for parameter, value in zip(template, given, strict=False))
+
+
+def _check_count(callee: str, template: Sequence[TemplateParam], given: Sequence[Any]) -> None:
+    if len(given) > len(template):
+        arguments = "argument" if len(template) == 1 else "arguments"
+        raise TypeError(f"{callee} takes {len(template)} template {arguments}, {len(given)} are given")
 
 
 def _narrow_precision(types: Mapping[str, str]) -> str | None:

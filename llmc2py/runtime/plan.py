@@ -12,6 +12,7 @@ import numpy as np
 
 from llmc2py.runtime.arrays import Place, backend_named
 from llmc2py.runtime.backends import CompiledKernel, DeviceProperties, Dim3
+from llmc2py.runtime.configuration import check_limits, dim3
 from llmc2py.runtime.csemantics import c_scalar
 from llmc2py.runtime.dtypes import c_dtype
 from llmc2py.runtime.errors import LaunchError
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 #: Arrays from this size on have elements that a 32-bit index does not reach.
 INDEX_LIMIT = 2**31
-_MAX_BLOCK: Dim3 = (1024, 1024, 64)
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class Plan:
         self.slots.append(Slot(param.name, dtype, size, align=max(param.align, dtype.itemsize)))
         return Pointer(len(self.slots) - 1, 0, self.binding.ctype(param.ctype), self.precision)
 
-    def require(self, holds: bool, condition: str, **values: Any) -> None:
+    def require(self, holds: bool, condition: str, /, **values: Any) -> None:
         """Raise ValueError, with the condition as the launcher has it and the values, unless it holds."""
         if not holds:
             shown = ", ".join(f"{name} = {value}" for name, value in values.items())
@@ -195,8 +195,8 @@ class Plan:
         Raises LaunchError for a configuration that the device has not, TypeError for arguments of a wrong type,
         OverflowError for scalars out of range.
         """
-        grid3, block3 = self._dim3(kernel, "grid", grid), self._dim3(kernel, "block", block)
-        self._check_configuration(kernel, grid3, block3, shared_bytes)
+        grid3, block3 = dim3(kernel.name, "grid", grid), dim3(kernel.name, "block", block)
+        check_limits(kernel.name, self.device, grid3, block3, shared_bytes)
         instance, passed = self._bind_arguments(kernel, args, template)
         if 0 not in grid3:
             if kernel.cooperative:
@@ -257,7 +257,7 @@ class Plan:
         return Pointer(len(self.slots) - 1, 0, f"{ctype}*", self.precision)
 
     def call(
-        self, launcher: Launcher | types.FunctionType, *args: Any, template: Sequence[Any] = (), **named: Any
+        self, launcher: Launcher | types.FunctionType, /, *args: Any, template: Sequence[Any] = (), **named: Any
     ) -> None:
         """Do here what another launcher, or a local function, does with these arguments. Raises what it raises."""
         if isinstance(launcher, types.FunctionType):
@@ -367,28 +367,6 @@ class Plan:
                 f"{self.callee.name}: {nbytes} bytes from offset {pointer.byte_offset} of `{slot.name}` are touched, "
                 f"which has {slot.nbytes}{self._origin()}"
             )
-
-    def _dim3(self, kernel: Kernel, what: str, value: int | Sequence[int]) -> Dim3:
-        dims = tuple(value) if isinstance(value, (tuple, list)) else (value,)
-        if not 1 <= len(dims) <= 3 or not all(isinstance(d, (int, np.integer)) for d in dims):
-            raise TypeError(f"{kernel.name}: {what} is {value!r}; it is an integer or a tuple of one to three")
-        x, y, z = (*(int(d) for d in dims), 1, 1)[:3]
-        return x, y, z
-
-    def _check_configuration(self, kernel: Kernel, grid: Dim3, block: Dim3, shared: int) -> None:
-        limit = self.device
-        if min(grid) < 0 or any(g > most for g, most in zip(grid, limit.maxGridSize, strict=True)):
-            raise LaunchError(f"{kernel.name}: grid {grid} is outside 0 to {limit.maxGridSize} of {limit.name}")
-        threads = block[0] * block[1] * block[2]
-        if min(block) < 1 or any(b > most for b, most in zip(block, _MAX_BLOCK, strict=True)):
-            raise LaunchError(f"{kernel.name}: block {block} is outside (1, 1, 1) to {_MAX_BLOCK}")
-        if threads > limit.maxThreadsPerBlock:
-            raise LaunchError(
-                f"{kernel.name}: block {block} has {threads} threads, "
-                f"{limit.name} runs at most {limit.maxThreadsPerBlock}"
-            )
-        if shared < 0:
-            raise LaunchError(f"{kernel.name}: {shared} bytes of shared memory are asked for")
 
     def _check_cooperative(self, instance: Instance, grid: Dim3, block: Dim3, shared: int) -> None:
         blocks = math.prod(grid)

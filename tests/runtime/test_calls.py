@@ -276,7 +276,7 @@ def test_templates_follow_from_dtypes_or_are_given(fake: Any) -> None:
     for wrong in ("x", None, [1]):
         with pytest.raises(TypeError, match=r"casts: `fill` is .*takes a number"):
             CASTS[1, 32](dst, src, 4, wrong)
-    with pytest.raises(TypeError, match="blocks takes 1 template arguments, 2 are given"):
+    with pytest.raises(TypeError, match="blocks takes 1 template argument, 2 are given"):
         BLOCKS[1, 32]
 
 

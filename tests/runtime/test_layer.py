@@ -1,5 +1,6 @@
 """Layers: parameters by name, placed where the first input is, gradients that accumulate."""
 
+import inspect
 import threading
 from typing import Any
 
@@ -177,6 +178,26 @@ def test_an_attribute_that_is_a_parameter_no_more_is_forgotten() -> None:
     assert [name for name, _ in layer.named_parameters()] == ["weight", "bias"]
     layer.bias = None
     assert [name for name, _ in layer.named_parameters()] == ["weight"]
+
+
+def test_a_layer_shows_its_parameters_options_and_layers() -> None:
+    two = Two()
+    two.depth, two.name, two.table = 3, "x", np.zeros(4)
+    assert repr(two.first) == "Gain(weight=(3,))"
+    assert repr(two) == (
+        "Two(\n  depth=3, name='x'\n  (first): Gain(weight=(3,))\n  (second): Gain(weight=(3,))\n"
+        "  (alias): Gain(weight=(3,))\n)"
+    )
+    assert str(inspect.signature(two)) == "(x: Any) -> Any"
+    assert str(inspect.signature(Gain)).startswith("(channels: int, *, dtype")
+
+
+def test_a_layer_takes_keywords_of_any_name() -> None:
+    class Named(Layer):
+        def forward(this, **options: Any) -> Any:  # noqa: N805
+            return options
+
+    assert Named()(self=1, inputs=2) == {"self": 1, "inputs": 2}
 
 
 def test_a_layer_without_forward_says_so() -> None:
