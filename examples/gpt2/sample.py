@@ -16,7 +16,7 @@ from examples.gpt2.checkpoint import load_checkpoint, read_model
 from examples.gpt2.model import GPT2
 from examples.gpt2.tokenizer import ByteTokenizer, Decoder, TableTokenizer, printable
 from llmc2py import nn
-from llmc2py.runtime import array_module
+from llmc2py.runtime import ToolMissingError, array_module
 from llmc2py.runtime.dtypes import PRECISIONS
 
 #: Contexts are padded to a multiple of this, so that few lengths of rows are prepared.
@@ -101,7 +101,7 @@ def main(model_file: Path, prompt: str, prompt_ids: str | None, tokenizer: Path 
         random = np.random.default_rng(options["seed"])
         written = generate(model, ids, options["tokens"], random, options["temperature"], options["top_k"])
         click.echo(printable(decoder.decode(written)))
-    except (ValueError, TypeError, IndexError, ImportError) as error:
+    except (ValueError, TypeError, IndexError, ImportError, ToolMissingError) as error:
         raise click.UsageError(str(error)) from error
 
 

@@ -13,6 +13,7 @@ import torch
 
 from llmc2py.runtime.arrays import pointer_of
 from llmc2py.runtime.cuda.allocation import allocator
+from llmc2py.runtime.cuda.device import usable_cupy
 from llmc2py.runtime.interop import external_stream
 
 NUMPY_DTYPES: dict[Any, np.dtype[Any]] = {
@@ -93,9 +94,8 @@ class Borrowing:
 
     @contextlib.contextmanager
     def _on_cuda(self) -> Iterator[None]:
-        import cupy
-
         index = self._device.index
+        cupy = usable_cupy(index)
         with torch.cuda.device(index), allocator(self._allocate):
             stream = torch.cuda.current_stream(index).cuda_stream
             if cupy.cuda.get_current_stream().ptr == stream:

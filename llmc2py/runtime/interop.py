@@ -75,6 +75,16 @@ class _Memory(NamedTuple):
     owner: Any
 
 
+class Lender:
+    """What holds an array of NumPy or CuPy and lends it: a tensor, which is defined above this module."""
+
+    __slots__ = ()
+
+    def lent(self) -> Any:
+        """Return the array. Raises TypeError where it is not to be used without the object."""
+        raise NotImplementedError
+
+
 #: Whether objects of a type share memory; None: each says for itself.
 _foreign: dict[type, bool | None] = {}
 
@@ -112,11 +122,16 @@ def as_array(value: Any, name: str, callee: str = "", *, written: bool = False) 
     subclass of NumPy's array (``memmap``, ``matrix``, ``recarray``) it is a view.
 
     Raises TypeError, naming ``name``, for memory that cannot be shared and for masked arrays; ValueError where the
-    array is ``written`` but is read-only or a copy; ToolMissingError for CUDA memory without CuPy.
+    array is ``written`` but is read-only or a copy; ToolMissingError for CUDA memory where CuPy cannot be used.
     """
     if not is_foreign(value):
         return value
     what = f"{callee + ': ' if callee else ''}`{name}`"
+    if isinstance(value, Lender):
+        try:
+            return value.lent()
+        except TypeError as error:
+            raise TypeError(f"{what} {error}") from None
     if isinstance(value, np.ndarray):
         if isinstance(value, np.ma.MaskedArray):
             raise TypeError(f"{what} is a masked array, and kernels know no masks; pass `x.filled(value)` or `x.data`")
@@ -133,7 +148,7 @@ def hand_back(values: Iterable[Any]) -> None:
     What they do with the arrays from now on comes after what was launched before.
     """
     for value in values:
-        if is_foreign(value):
+        if is_foreign(value) and not isinstance(value, Lender):
             stream = _owner_stream(value)
             if stream is not None:
                 _wait(*stream)
@@ -144,6 +159,8 @@ def _exported(value: Any, what: str) -> _Memory:
         if hasattr(value, "__dlpack__"):
             return _from_dlpack(value)
         return _from_cuda_array_interface(value.__cuda_array_interface__, value)
+    except ToolMissingError as error:
+        raise ToolMissingError(f"{what} is a {_type_name(value)} on CUDA, and {error}") from error
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise TypeError(f"{what} is a {_type_name(value)} whose memory cannot be shared: {error}") from error
 
@@ -164,7 +181,7 @@ def _from_dlpack(value: Any) -> _Memory:
     if device_type in _CPU_DEVICES:
         return _memory_of(_capsule(value), None, value)
     if device_type in _CUDA_DEVICES:
-        cupy = _cupy()
+        cupy = _cupy(device_id)
         with cupy.cuda.Device(device_id):
             stream = cupy.cuda.get_current_stream().ptr or _LEGACY_STREAM
             return _memory_of(_capsule(value, stream=stream), device_id, value)
@@ -289,12 +306,11 @@ def _extent(shape: Sequence[int], strides: Sequence[int] | None, itemsize: int) 
     return itemsize + sum((length - 1) * max(stride, 0) for length, stride in zip(shape, strides, strict=True))
 
 
-def _cupy() -> Any:
-    try:
-        import cupy
-    except ImportError as error:
-        raise ToolMissingError(f"an array on CUDA is given, and CuPy cannot be imported: {error}") from error
-    return cupy
+def _cupy(device: int = 0) -> Any:
+    # Imported for arrays on CUDA alone: it takes as long as all else that an array needs.
+    from llmc2py.runtime.cuda.device import usable_cupy
+
+    return usable_cupy(device)
 
 
 # --- streams

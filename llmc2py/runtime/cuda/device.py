@@ -16,7 +16,17 @@ from llmc2py.runtime.cuda.allocation import has_allocator
 from llmc2py.runtime.errors import LaunchError, ToolMissingError
 from llmc2py.runtime.source import KernelRequest
 
-__all__ = ["CudaKernel", "architecture_for", "current_stream", "empty", "kernel", "memcpy", "memset", "properties"]
+__all__ = [
+    "CudaKernel",
+    "architecture_for",
+    "current_stream",
+    "empty",
+    "kernel",
+    "memcpy",
+    "memset",
+    "properties",
+    "usable_cupy",
+]
 
 _INVALID_VALUE = 1
 _OUT_OF_RESOURCES = 701
@@ -31,11 +41,12 @@ _LEGACY_SHARED_LIMIT = 48 * 1024
 
 @dataclass(frozen=True)
 class _Cuda:
-    """CuPy and the two bindings that are called directly."""
+    """CuPy, the two bindings that are called directly, and how many devices there are."""
 
     cupy: Any
     driver: Any
     runtime: Any
+    devices: int = 1
 
 
 class _Process:
@@ -74,7 +85,19 @@ def _cuda() -> _Cuda:
     # Windows has no fork, and no such function.
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_forget_parent)
-    return _Cuda(cupy, driver, runtime)
+    return _Cuda(cupy, driver, runtime, count)
+
+
+def usable_cupy(device: int = 0) -> Any:
+    """Return CuPy, with which this device can be used: whoever comes from elsewhere than a kernel asks here.
+
+    Raises ToolMissingError without CuPy, a driver or any device, and ValueError where there is no device of the number.
+    """
+    cuda = _cuda()
+    if device >= cuda.devices:
+        there = "cuda:0 alone" if cuda.devices == 1 else f"cuda:0 to cuda:{cuda.devices - 1}"
+        raise ValueError(f"there is no cuda:{device} here; there is {there}")
+    return cuda.cupy
 
 
 @functools.cache

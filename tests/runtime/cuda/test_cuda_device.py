@@ -246,7 +246,8 @@ def test_without_a_device_every_entry_says_so(monkeypatch):
     fake_runtime = SimpleNamespace(getDeviceCount=refuse, CUDARuntimeError=runtime.CUDARuntimeError)
     bindings["cupy_backends.cuda.api.runtime"] = fake_runtime
     monkeypatch.setattr(module.importlib, "import_module", bindings.__getitem__)
-    for call in (cuda.current_stream, lambda: cuda.empty((1,), "float32"), lambda: cuda.memset(0, 0, 0, 0)):
+    empty, memset = lambda: cuda.empty((1,), "float32"), lambda: cuda.memset(0, 0, 0, 0)
+    for call in (cuda.current_stream, empty, memset, module.usable_cupy):
         with pytest.raises(ToolMissingError, match="NumPy arrays run on the CPU"):
             call()
     fake_runtime.getDeviceCount = lambda: 0
