@@ -5,32 +5,26 @@ from __future__ import annotations
 import pathlib
 import re
 import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
 from importlib import resources
 from typing import Any
 
-from llmc2py.diagnostics import UsageError
-from llmc2py.ir.catalog import CatalogEntry, PassEntry, Replacement
+from llmc2py.catalog.places import find_places
+from llmc2py.catalog.schema import LAYER, problems_of
+from llmc2py.diagnostics import SourceSpan, UsageError
+from llmc2py.ir.catalog import CatalogEntry, KeyPath, PassEntry, Place, Places, Replacement
 from llmc2py.ir.plans import ArraySpec, CReferenceCall, OptionSpec, VariantCall
 
-_KEYS = frozenset(
-    {"name", "layer", "summary", "details", "source", "launchers", "kernels", "uses", "inputs", "parameters",
-     "outputs", "forward", "backward", "extents", "reference", "fast_sizes", "variants", "sizes", "options",
-     "intermediates", "cases", "precisions", "wide", "autocast"}
-)  # fmt: skip
-_REQUIRED = ("name", "layer", "summary", "source", "inputs", "outputs", "forward", "reference")
-#: An entry without a layer, of which launchers alone are checked.
-_CHECK_KEYS = frozenset({"name", "summary", "source", "inputs", "outputs", "extents", "reference", "variants", "sizes"})
-_CHECK_REQUIRED = ("name", "summary", "source", "inputs", "outputs", "reference", "variants", "sizes")
-_AUTOCAST = ("lower", "float32", "widest")
-_OPTION_KINDS = ("int", "float", "bool", "str")
-_VARIANT_KEYS = frozenset({"file", "launchers", "reference", "call", "blocks", "precisions", "zeros"})
+_KEYS = LAYER.required.keys() | LAYER.optional.keys()
 
 
 def builtin_entries() -> list[CatalogEntry]:
     """Return the entries that come with llmc2py, by name."""
     folder = resources.files(__name__)
     files = sorted((item for item in folder.iterdir() if item.name.endswith(".toml")), key=lambda item: item.name)
-    return [parse_entry(item.read_text(encoding="utf-8"), f"catalog/{item.name}") for item in files]
+    texts = {f"catalog/{item.name}": item.read_text(encoding="utf-8") for item in files}
+    return [replace(parse_entry(text, file), is_builtin=True) for file, text in texts.items()]
 
 
 def builtin_replacements() -> list[Replacement]:
@@ -59,86 +53,95 @@ def read_entry(path: pathlib.Path) -> CatalogEntry:
 
 
 def parse_entry(text: str, file: str) -> CatalogEntry:
-    """Parse the text of one entry. Raises UsageError that names the file and the key."""
+    """Parse the text of one entry.
+
+    Raises UsageError with a line for each value that is not what its key takes: its place, what it is, what is wanted.
+    """
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{file}: not TOML: {error}") from error
-    is_check = "sizes" in table and "layer" not in table
-    required, allowed = (_CHECK_REQUIRED, _CHECK_KEYS) if is_check else (_REQUIRED, _KEYS)
-    missing = [key for key in required if key not in table]
-    unknown = sorted(set(table) - allowed)
-    if missing or unknown:
-        said = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has unknown keys {', '.join(unknown)}"] * bool(
-            unknown
-        )
-        raise UsageError(f"{file}: the catalogue entry {' and '.join(said)}")
-    try:
-        return _entry(table, file, _recipe_lines(text))
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise UsageError(f"{file}: the catalogue entry is malformed: {error!r}") from error
+        raise UsageError(_not_toml(text, file, str(error))) from error
+    keys, strings = find_places(text)
+    places = Places(file, keys, _codes(table, strings))
+    if problems := problems_of(table):
+        raise UsageError("\n".join(f"{places.at(*path)}: {message}" for path, message in problems))
+    return _entry(table, places)
 
 
-def _entry(table: dict[str, Any], file: str, lines: dict[str, int]) -> CatalogEntry:
-    reference = table["reference"]
+def _not_toml(text: str, file: str, reason: str) -> str:
+    """Return the message of `tomllib` with the place, which it has at the end, in front."""
+    found = re.fullmatch(r"(?P<what>.*) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)", reason)
+    if found is None:
+        return f"{SourceSpan(file, 1)}: not TOML: {reason}"
+    line = int(found["line"] or text.count("\n") + 1)
+    return f"{SourceSpan(file, line, int(found['column'] or 1))}: not TOML: {found['what']}"
+
+
+def _codes(table: dict[str, Any], strings: Mapping[KeyPath, Place]) -> dict[KeyPath, Place]:
+    """Return where texts begin, blank lines and blanks at the beginning apart."""
+    found = {}
+    for path, (line, column) in strings.items():
+        value: Any = table
+        for key in path:
+            value = value[key]
+        blank = value[: len(value) - len(value.lstrip())]
+        lines, _, indent = blank.rpartition("\n")
+        below = blank.count("\n")
+        found[path] = (line + below, len(indent) + 1 if below else column + len(lines + indent))
+    return found
+
+
+def _entry(table: dict[str, Any], places: Places) -> CatalogEntry:
+    """Return the entry of a table in which each value is what its key takes."""
+    reference, sizes = table["reference"], table.get("sizes", {})
     return CatalogEntry(
-        file=file,
-        name=_identifier(table["name"]),
-        layer=_identifier(table["layer"]) if "layer" in table else "",
-        summary=str(table["summary"]),
-        details=str(table.get("details", "")),
-        source=str(table["source"]),
-        launchers=tuple(map(str, table.get("launchers", ()))),
-        kernels=tuple(map(str, table.get("kernels", ()))),
-        uses=tuple(map(str, table.get("uses", ()))),
+        file=places.file,
+        name=table["name"],
+        layer=table.get("layer", ""),
+        summary=table["summary"],
+        details=table.get("details", ""),
+        source=table["source"],
+        launchers=tuple(table.get("launchers", ())),
+        kernels=tuple(table.get("kernels", ())),
+        uses=tuple(table.get("uses", ())),
         inputs=_arrays(table["inputs"]),
         parameters=_arrays(table.get("parameters", {})),
         outputs=_arrays(table["outputs"]),
-        forward=_pass(table.get("forward", {"recipe": ""}), lines.get("forward", 1)),
-        backward=_pass(table.get("backward", {"recipe": ""}), lines.get("backward", 1)),
+        forward=_pass(table.get("forward", {"recipe": ""})),
+        backward=_pass(table.get("backward", {"recipe": ""})),
         extents={
             name: {key: _alternatives(value) for key, value in extents.items()}
             for name, extents in table.get("extents", {}).items()
         },
-        reference_forward=str(reference["forward"]).strip(),
-        reference_backward=str(reference.get("backward", "")).strip(),
+        reference_forward=reference["forward"].strip(),
+        reference_backward=reference.get("backward", "").strip(),
         c_references=tuple(
             CReferenceCall(item["function"], item["file"], item["call"], tuple(item.get("zeros", ())))
             for item in reference.get("c", ())
         ),
-        fast_sizes=str(table.get("fast_sizes", "all")),
-        reduction=tuple(str(reference.get("reduction", "")).split()),
+        fast_sizes=table.get("fast_sizes", "all"),
+        reduction=tuple(reference.get("reduction", "").split()),
+        places=places,
         variants=tuple(_variant(item) for item in table.get("variants", ())),
-        sizes=tuple(
-            (_identifier(letter), str(size)) for letter, size in table.get("sizes", {}).items() if letter != "lead"
-        ),
-        lead=tuple(str(table.get("sizes", {}).get("lead", "")).split()),
+        sizes=tuple((letter, str(size)) for letter, size in sizes.items() if letter != "lead"),
+        lead=tuple(sizes.get("lead", "").split()),
         options=_options(table.get("options", {})),
         intermediates=_arrays(table.get("intermediates", {})),
         cases=tuple(dict(case) for case in table.get("cases", ())),
-        precisions=tuple(map(str, table.get("precisions", ()))),
-        stochastic=tuple(map(str, table.get("backward", {}).get("stochastic", ()))),
-        either_way=bool(reference.get("either_way", False)),
-        wide=tuple(map(str, table.get("wide", ()))),
-        autocast=_autocast(table.get("autocast", "widest")),
+        precisions=tuple(table.get("precisions", ())),
+        stochastic=tuple(table.get("backward", {}).get("stochastic", ())),
+        either_way=reference.get("either_way", False),
+        wide=tuple(table.get("wide", ())),
+        autocast=table.get("autocast", "widest"),
     )
-
-
-def _autocast(value: object) -> str:
-    if value not in _AUTOCAST:
-        raise ValueError(f"autocast = {value!r} is none of {', '.join(_AUTOCAST)}")
-    return str(value)
 
 
 def _options(table: dict[str, Any]) -> tuple[OptionSpec, ...]:
     """``NH = { type = "int", doc = "..." }``: without a default, it is given where the layer is made."""
-    found = []
-    for name, value in table.items():
-        if value["type"] not in _OPTION_KINDS:
-            raise ValueError(f"option {name}: type is one of {', '.join(_OPTION_KINDS)}")
-        default = _python(value["default"]) if "default" in value else None
-        found.append(OptionSpec(_identifier(name), value["type"], default, str(value.get("doc", ""))))
-    return tuple(found)
+    return tuple(
+        OptionSpec(name, one["type"], _python(one["default"]) if "default" in one else None, one.get("doc", ""))
+        for name, one in table.items()
+    )
 
 
 def _python(value: object) -> str:
@@ -146,19 +149,14 @@ def _python(value: object) -> str:
 
 
 def _variant(item: dict[str, Any]) -> VariantCall:
-    call = item["call"].strip()
-    if item["reference"] not in ("forward", "backward") or not (call.startswith("(") and call.endswith(")")):
-        raise ValueError(f"variant {item!r}: reference is forward or backward, call is (argument, ...)")
-    if unknown := sorted(set(item) - _VARIANT_KEYS):
-        raise ValueError(f"variant {item!r} has unknown keys {', '.join(unknown)}")
     return VariantCall(
-        str(item["file"]),
-        str(item["launchers"]),
+        item["file"],
+        item["launchers"],
         item["reference"],
-        call,
-        tuple(map(int, item.get("blocks", ()))),
-        tuple(map(str, item.get("precisions", ()))),
-        tuple(map(str, item.get("zeros", ()))),
+        item["call"].strip(),
+        tuple(item.get("blocks", ())),
+        tuple(item.get("precisions", ())),
+        tuple(item.get("zeros", ())),
     )
 
 
@@ -167,49 +165,10 @@ def _alternatives(value: object) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, list) else (str(value),)
 
 
-def _identifier(value: object) -> str:
-    if not (isinstance(value, str) and value.isidentifier()):
-        raise ValueError(f"{value!r} is no name")
-    return value
-
-
 def _arrays(table: dict[str, Any]) -> tuple[ArraySpec, ...]:
-    found = []
-    for name, value in table.items():
-        spec = {"shape": value} if isinstance(value, str) else value
-        shape = tuple(spec["shape"].split())
-        found.append(
-            ArraySpec(
-                _identifier(name),
-                shape,
-                spec.get("doc", ""),
-                init=spec.get("init"),
-                below=spec.get("below"),
-                positive=bool(spec.get("positive", False)),
-                dtype=spec.get("dtype"),
-                optional=bool(spec.get("optional", False)),
-                when=spec.get("when"),
-                otherwise=spec.get("otherwise"),
-            )
-        )
-    return tuple(found)
+    specs = {name: {"shape": value} if isinstance(value, str) else value for name, value in table.items()}
+    return tuple(ArraySpec(name, **(spec | {"shape": tuple(spec["shape"].split())})) for name, spec in specs.items())
 
 
-def _recipe_lines(text: str) -> dict[str, int]:
-    """Return the line that the recipe of each pass begins in, where it is written as a key of the pass's table."""
-    found: dict[str, int] = {}
-    table = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        if header := re.match(r"\s*\[(\w+)\]", line):
-            table = header[1]
-        elif key := re.match(r"\s*recipe\s*=\s*(?P<quotes>\"{3}|'{3}|)(?P<rest>.*)", line):
-            is_below = key["quotes"] and not key["rest"].strip()
-            found[table] = number + 1 if is_below else number
-    return found
-
-
-def _pass(table: dict[str, Any], line: int) -> PassEntry:
-    gradients = tuple((str(key), str(value)) for key, value in table.get("gradients", {}).items())
-    recipe = str(table["recipe"])
-    blank = recipe[: len(recipe) - len(recipe.lstrip())].count("\n")
-    return PassEntry(recipe.strip(), tuple(map(str, table.get("saves", ()))), gradients, line + blank)
+def _pass(table: dict[str, Any]) -> PassEntry:
+    return PassEntry(table["recipe"].strip(), tuple(table.get("saves", ())), tuple(table.get("gradients", {}).items()))

@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from llmc2py.diagnostics import SourceSpan
 from llmc2py.ir.plans import ArraySpec, CReferenceCall, OptionSpec, VariantCall
+
+#: A key of an entry with those of the tables that it stands in; items of lists by number.
+KeyPath = tuple[str | int, ...]
+#: A line and a column, counted from 1.
+Place = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the ``keys`` of an entry's file stand, and where ``texts`` that are values begin."""
+
+    file: str
+    keys: Mapping[KeyPath, Place] = field(default_factory=dict)
+    texts: Mapping[KeyPath, Place] = field(default_factory=dict)
+
+    def at(self, *path: str | int) -> SourceSpan:
+        """Return the place of a key, of the table that it would be in where there is no such key."""
+        while path and path not in self.keys:
+            path = path[:-1]
+        return SourceSpan(self.file, *self.keys.get(path, (1, 1)))
+
+    def within(self, path: KeyPath, line: int, column: int) -> SourceSpan:
+        """Return the place of a line and column of the text that is the value of a key."""
+        first, indent = self.texts.get(path, (1, 1))
+        return SourceSpan(self.file, first + line - 1, column + (indent - 1 if line == 1 else 0))
 
 
 @dataclass(frozen=True)
 class PassEntry:
-    """The forward or backward pass of an entry: its recipe, and what it saves or which gradients it gives.
-
-    ``line`` is the line of the entry's file that the recipe begins in.
-    """
+    """The forward or backward pass of an entry: its recipe, and what it saves or which gradients it gives."""
 
     recipe: str
     saves: tuple[str, ...] = ()
     gradients: tuple[tuple[str, str], ...] = ()
-    line: int = field(default=1, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -47,7 +70,8 @@ class CatalogEntry:
     sizes to verify on, ``wide`` the kernels of ``source`` that index arrays with 64 bits, ``stochastic`` the arrays
     whose gradients are rounded at random; ``either_way`` says that what the reference stores may be rounded otherwise,
     or not at all. ``autocast`` says which precision mixed inputs are brought to: the lower one,
-    float32, or the widest that is given.
+    float32, or the widest that is given. ``places`` tells where all this stands; ``is_builtin`` that the entry comes
+    with llmc2py, and may be for another tree.
     """
 
     file: str
@@ -70,6 +94,7 @@ class CatalogEntry:
     c_references: tuple[CReferenceCall, ...]
     fast_sizes: str
     reduction: tuple[str, ...]
+    places: Places = field(compare=False, repr=False)
     variants: tuple[VariantCall, ...] = ()
     sizes: tuple[tuple[str, str], ...] = ()
     lead: tuple[str, ...] = ()
@@ -81,3 +106,4 @@ class CatalogEntry:
     wide: tuple[str, ...] = ()
     either_way: bool = False
     autocast: str = "widest"
+    is_builtin: bool = field(default=False, compare=False, repr=False)

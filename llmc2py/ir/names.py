@@ -30,6 +30,13 @@ _GLOBAL = _LOCAL | {
 }  # fmt: skip
 
 
+def is_name(value: object) -> bool:
+    """Whether a value is a name that a person may give: no keyword, and not one of Python's own (``__x__``)."""
+    if not isinstance(value, str) or not value.isidentifier() or value.startswith("__"):
+        return False
+    return not (keyword.iskeyword(value) or keyword.issoftkeyword(value))
+
+
 def python_name(name: str) -> str:
     """Return the name of a C variable as Python can use it."""
     return f"{name}_" if keyword.iskeyword(name) or name in _LOCAL else name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 from llmc2py.diagnostics import SourceError, SourceSpan
 from llmc2py.ir.catalog import CatalogEntry
@@ -11,8 +12,6 @@ from llmc2py.ir.plans import ArraySpec, OpPlan
 from llmc2py.lower.recipes import Callable, RecipeLowering
 
 LEADING = "*"
-_DTYPES = frozenset({"float32", "int32", "boolean"})
-_INITIAL = frozenset({"ones", "zeros", "normal"})
 #: Names of attributes of the runtime's Context, in which a function keeps values for its backward pass.
 _TAKEN = frozenset({"saved", "save", "accumulator", "needs_grad", "starts_alone", "lead", "dtype", "N"})
 
@@ -30,8 +29,9 @@ def lower_entry(
 
     known = set(names)
     anchor = anchor_of(entry.inputs, entry.parameters).name
-    lowering = RecipeLowering(entry.file, entry.layer, callables, anchor, frozenset(names), indices, values)
-    forward = lowering.lower(entry.forward.recipe, known, entry.forward.line)
+    place = partial(entry.places.within, ("forward", "recipe"))
+    lowering = RecipeLowering(place, entry.layer, callables, anchor, frozenset(names), indices, values)
+    forward = lowering.lower(entry.forward.recipe, known)
     _check_known(entry, known, [one.name for one in entry.outputs], "forward computes no")
     _check_known(entry, known, list(entry.forward.saves), "forward has no")
 
@@ -39,8 +39,9 @@ def lower_entry(
     known = {*entry.forward.saves, *incoming}
     # What the forward pass made for the backward pass alone may be written to: a graph is gone through once.
     protected = frozenset(known - {one.name for one in entry.intermediates})
-    lowering = RecipeLowering(entry.file, entry.layer, callables, incoming[0], protected, indices, values)
-    backward = lowering.lower(entry.backward.recipe, known, entry.backward.line)
+    place = partial(entry.places.within, ("backward", "recipe"))
+    lowering = RecipeLowering(place, entry.layer, callables, incoming[0], protected, indices, values)
+    backward = lowering.lower(entry.backward.recipe, known)
     gradients = dict(entry.backward.gradients)
     _check_known(entry, known, list(gradients.values()), "backward computes no")
     wanted = {one.name for one in inputs if one.below is None}
@@ -111,11 +112,6 @@ def _check_arrays(entry: CatalogEntry) -> None:
     for one in entry.parameters:
         if not all(axis.isidentifier() for axis in one.shape):
             raise _error(entry, f"shape of parameter {one.name}: its axes are letters alone")
-        if one.init not in (None, *_INITIAL):
-            raise _error(entry, f"parameter {one.name}: init is one of {', '.join(sorted(_INITIAL))}")
-    for one in (*entry.inputs, *entry.parameters, *entry.outputs, *entry.intermediates):
-        if one.dtype not in (None, *_DTYPES):
-            raise _error(entry, f"{one.name}: dtype is one of {', '.join(sorted(_DTYPES))}")
     if all(one.below or one.dtype for one in (*entry.inputs, *entry.parameters)):
         raise _error(entry, "no input or parameter has the precision of the op")
 

@@ -7,6 +7,7 @@ what the source tree has: every name, the number of arguments, and that no launc
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable as Function
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -53,14 +54,14 @@ class Callable:
 class RecipeLowering:
     """Checks and prints one recipe.
 
-    ``first`` is the array that decides the place; ``protected`` are the arrays that belong to the caller; ``indices``
-    gives the position of each input of the function, for accumulators; ``values`` are the sizes, options and other
-    values that come from the call.
+    ``place`` gives the place in the entry of a line and column of the recipe. ``first`` is the array that decides where
+    new ones go; ``protected`` are the arrays that belong to the caller; ``indices`` gives the position of each input of
+    the function, for accumulators; ``values`` are the sizes, options and other values that come from the call.
     """
 
     def __init__(
         self,
-        file: str,
+        place: Function[[int, int], SourceSpan],
         layer: str,
         callables: Mapping[str, Callable],
         first: str,
@@ -68,7 +69,7 @@ class RecipeLowering:
         indices: Mapping[str, int],
         values: frozenset[str],
     ) -> None:
-        self.file = file
+        self.place = place
         self.layer = layer
         self.callables = callables
         self.first = first
@@ -80,23 +81,21 @@ class RecipeLowering:
         self.names: set[str] = set()
         self.quanta: dict[str, dict[str, int]] = {}
         self.symbols = {one.symbol for one in callables.values()}
-        self.line = 1
 
-    def lower(self, text: str, known: set[str], line: int = 1) -> Recipe:
+    def lower(self, text: str, known: set[str]) -> Recipe:
         """Return the lines of a recipe; ``known`` holds the names that it starts with and is added to.
 
-        ``line`` is the one of the file that the recipe begins in. Raises SourceError at the place that is wrong.
+        Raises SourceError at the place that is wrong.
         """
-        self.line = line
         try:
             tree = ast.parse(text)
         except SyntaxError as error:
-            place = SourceSpan(self.file, line + (error.lineno or 1) - 1, error.offset or 1)
+            place = self.place(error.lineno or 1, error.offset or 1)
             raise SourceError(place, f"recipe: {error.msg}: {(error.text or '').strip()!r}") from error
         if shadowed := sorted(known & self.symbols):
-            raise SourceError(SourceSpan(self.file, line), f"recipe: {_both(shadowed[0])}")
+            raise SourceError(self.place(1, 1), f"recipe: {_both(shadowed[0])}")
         if reserved := sorted(known & _RESERVED):
-            raise SourceError(SourceSpan(self.file, line), f"recipe: {_taken(reserved[0])}")
+            raise SourceError(self.place(1, 1), f"recipe: {_taken(reserved[0])}")
         lines = self._block(tree.body, known)
         return Recipe(tuple(lines), frozenset(self.names), self.quanta, frozenset(self.used))
 
@@ -231,7 +230,7 @@ class RecipeLowering:
 
     def _error(self, node: ast.AST, message: str) -> SourceError:
         line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1
-        return SourceError(SourceSpan(self.file, self.line + line - 1, column), f"recipe: {message}")
+        return SourceError(self.place(line, column), f"recipe: {message}")
 
 
 def _both(name: str) -> str:

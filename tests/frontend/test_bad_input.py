@@ -220,10 +220,10 @@ def test_files_that_would_share_a_module(tree):
 
 def test_bad_catalogue_entries(tree, tmp_path_factory):
     folder = tree(relu__toml="name = [")
-    with pytest.raises(UsageError, match=r"relu\.toml: not TOML"):
+    with pytest.raises(UsageError, match=r"relu\.toml:1:1: not TOML"):
         generate(folder)
     (folder / "relu.toml").write_text('name = "relu"\nlaunch = 3\n')
-    with pytest.raises(UsageError, match=r"relu\.toml: the catalogue entry lacks layer, .* unknown keys launch"):
+    with pytest.raises(UsageError, match=r"relu\.toml:1:1: the catalogue entry lacks .*layer.*\n.*unknown key launch"):
         generate(folder)
     (folder / "relu.toml").unlink()
     with pytest.raises(UsageError, match=r"nowhere\.toml: the catalogue entry cannot be read"):

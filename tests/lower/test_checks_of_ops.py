@@ -74,8 +74,8 @@ def test_what_does_not_fit_is_an_error(tmp_path, old, new, message):
     ("old", "new", "message"),
     [
         ('summary = "Twice the input."\n', "", "lacks summary"),
-        ("[sizes]", 'launchers = ["twice1"]\n[sizes]', "has unknown keys launchers"),
-        ("blocks", "block", "has unknown keys block"),
+        ("[sizes]", 'launchers = ["twice1"]\n[sizes]', "has the unknown key launchers; it takes name, "),
+        ("blocks", "block", r"variants\[0\] has the unknown key block; did you mean blocks"),
         ("[sizes]\nC = 128\n", "", "lacks layer, forward"),
     ],
 )
