@@ -75,10 +75,23 @@ def resolve(folder: pathlib.Path, revision: str) -> str:
 
 
 @contextlib.contextmanager
+def called(folder: pathlib.Path, name: str) -> Iterator[None]:
+    """Let the errors of a context name what a temporary folder stands for: nobody else knows the folder."""
+    try:
+        yield
+    except UsageError as error:
+        text = str(error)
+        for path in (folder.resolve(), folder):
+            text = text.replace(str(path), name)
+        raise UsageError(text) from error
+
+
+@contextlib.contextmanager
 def tree_at(folder: pathlib.Path, revision: str) -> Iterator[pathlib.Path]:
     """Give a temporary folder with what a folder in a git work tree holds at a revision; nothing else is touched.
 
-    Raises UsageError where the folder lies in no work tree, or the revision has no such folder.
+    Raises UsageError where the folder lies in no work tree, or the revision has no such folder. What is raised while
+    the folder is there names the revision in its place.
     """
     commit = resolve(folder, revision)
     prefix = git(folder, "rev-parse", "--show-prefix").rstrip("\n")
@@ -86,9 +99,11 @@ def tree_at(folder: pathlib.Path, revision: str) -> Iterator[pathlib.Path]:
     with tempfile.TemporaryDirectory(prefix="llmc2py-") as scratch:
         target, index = pathlib.Path(scratch, "tree"), pathlib.Path(scratch, "index")
         target.mkdir()
-        git(root, "read-tree", f"{commit}:{prefix}", index=index)
-        git(root, "checkout-index", "--all", "--force", f"--prefix={target}/", index=index)
-        yield target
+        short = commit[:12] if revision == commit else revision
+        with called(target, f"{folder}@{short}"):
+            git(root, "read-tree", f"{commit}:{prefix}", index=index)
+            git(root, "checkout-index", "--all", "--force", f"--prefix={target}/", index=index)
+            yield target
 
 
 def untracked(folder: pathlib.Path, suffixes: Sequence[str]) -> list[str]:

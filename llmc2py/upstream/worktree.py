@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from llmc2py.diagnostics import UsageError
-from llmc2py.revisions import git, is_work_tree, local_changes, resolve
+from llmc2py.revisions import called, git, is_work_tree, local_changes, resolve
 
 _URL = re.compile(r"(?:https?|ssh|git|file)://\S+|[\w.-]+@[\w.-]+:\S+")
 
@@ -105,15 +105,16 @@ def work_tree(location: str, into: pathlib.Path | None) -> Iterator[Checkout]:
         raise UsageError(f"{location}: no such folder, and no URL that git can clone")
     place = into if into is not None else pathlib.Path(_name_in(location))
     if place.exists():
-        if not is_work_tree(place) or git(place, "remote", "get-url", "origin").strip() != location:
+        if not is_work_tree(place) or _said(place, "remote", "get-url", "origin") != location:
             raise UsageError(f"{place}: is there and is no clone of {location}; give another place with --into")
         with _held(place):
             yield Checkout(place, place)
         return
     with tempfile.TemporaryDirectory(prefix=f".{place.name}.new-", dir=_parent(place.resolve())) as scratch:
         folder = pathlib.Path(scratch, "tree")
-        git(pathlib.Path(scratch), "clone", "--quiet", "--", location, str(folder))
-        yield Checkout(folder, place)
+        with called(pathlib.Path(scratch), location), called(folder, location):
+            git(pathlib.Path(scratch), "clone", "--quiet", "--", location, str(folder))
+            yield Checkout(folder, place)
 
 
 @contextlib.contextmanager

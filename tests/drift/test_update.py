@@ -385,6 +385,29 @@ def test_what_is_no_tree_and_no_url_is_refused(tmp_path, monkeypatch, location):
     assert "no such folder" in result.stderr
 
 
+def test_errors_name_what_the_user_gave_and_no_temporary_folder(upstream, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    url = upstream.folder.as_uri()
+    (upstream.clone / "bare").mkdir()
+    git(upstream.clone / "bare", "init", "--quiet")
+    upstream.commit({"relu.toml": "name = 3"})
+    git(upstream.folder, "rm", "--quiet", "relu.cu", "other.cu", "relu.toml")
+    head = upstream.commit({"notes": ""})
+    for arguments, words in (
+        (("update", f"{url}-not"), [f"{url}-not: git clone: "]),
+        (("update", url, "--into", "new", "--rev", "nothing"), [f"{url}: git knows no revision nothing"]),
+        (("update", url, "--into", "new"), [f"{url}@{head[:12]}: no .cu or .cuh file"]),
+        (("update", url, "--into", "new", "--rev", "main~1"), ["relu.toml"]),
+        (("update", url, "--into", upstream.clone / "bare"), [f"is there and is no clone of {url}"]),
+        (("diff", f"{upstream.folder}@main", upstream.clone), [f"{upstream.folder}@main: no .cu or .cuh file"]),
+    ):
+        result = run(*arguments)
+        assert result.exit_code == 2
+        assert all(word in result.stderr for word in words), result.stderr
+        assert not any(word in result.stderr for word in ("llmc2py-", ".new-", "/tree")), result.stderr
+    assert not list(tmp_path.glob("new"))
+
+
 def test_a_folder_that_is_no_work_tree_is_refused(tmp_path):
     result = run("update", tmp_path)
     assert result.exit_code == 2

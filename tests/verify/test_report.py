@@ -99,6 +99,9 @@ def test_a_pattern_without_a_layer_is_wrong_use(made):
 def test_a_package_that_is_not_there_is_wrong_use(tmp_path):
     with pytest.raises(UsageError, match="no such folder and no such module; `llmc2py generate"):
         verify_package("nothing_of_this_name", "cpu")
+    (tmp_path / "gelu.py").write_text("")
+    with pytest.raises(UsageError, match=r"gelu\.py: is a file; give the folder of a package"):
+        verify_package(str(tmp_path / "gelu.py"), "cpu")
     with pytest.raises(UsageError, match=r"has no __init__\.py"):
         verify_package(str(tmp_path), "cpu")
     (tmp_path / "__init__.py").write_text("")
