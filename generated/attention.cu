@@ -30,7 +30,7 @@ struct alignas(16) Packed128 {
     }
     __device__ static Packed128 constant(ElementType value) {
         Packed128 filled;
-
+        #pragma unroll
         for (int i = 0; i < size; ++i) filled.lanes[i] = value;
         return filled;
     }
@@ -71,7 +71,7 @@ __device__ inline bool is_aligned128(const ElementType* address) {
 template<class ElementType>
 __device__ inline Packed128<ElementType> load_elements(const ElementType* address, int left) {
     Packed128<ElementType> packet = Packed128<ElementType>::zeros();
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) packet[i] = address[i];
     }
@@ -80,7 +80,7 @@ __device__ inline Packed128<ElementType> load_elements(const ElementType* addres
 #line 103 "llmc/cuda_utils.cuh"
 template<class ElementType>
 __device__ inline void store_elements(ElementType* target, const Packed128<ElementType>& packet, int left) {
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) target[i] = packet[i];
     }
@@ -101,7 +101,7 @@ __device__ inline void store_packet(ElementType* target, const Packed128<Element
 #if defined(SLICE_softmax_forward_kernel5) || defined(SLICE_softmax_autoregressive_backward_inplace_kernel)
 #line 164 "llmc/cuda_utils.cuh"
 __device__ inline float warpReduceSum(float val) {
-
+    #pragma unroll
     for (int distance = 1; distance < 32; distance <<= 1) {
         val += __shfl_xor_sync(0xffffffffu, val, distance);
     }
@@ -111,7 +111,7 @@ __device__ inline float warpReduceSum(float val) {
 #if defined(SLICE_softmax_forward_kernel5)
 #line 173 "llmc/cuda_utils.cuh"
 __device__ inline float warpReduceMax(float val) {
-
+    #pragma unroll
     for (int distance = 1; distance < 32; distance <<= 1) {
         val = fmaxf(val, __shfl_xor_sync(0xffffffffu, val, distance));
     }
@@ -205,10 +205,10 @@ __global__ void softmax_forward_kernel5(floatX* out, float inv_temperature, cons
         const int left = visible - c;
         const x128 packet = load_packet(x + c, left);
         float higher = peak;
-
+        #pragma unroll
         for (int i = 0; i < x128::size; ++i) higher = i < left ? fmaxf(higher, (float)packet[i]) : higher;
         sum *= exp2f(scale * (peak - higher));
-
+        #pragma unroll
         for (int i = 0; i < x128::size; ++i) sum += i < left ? exp2f(scale * ((float)packet[i] - higher)) : 0.0f;
         peak = higher;
     }
@@ -218,7 +218,7 @@ __global__ void softmax_forward_kernel5(floatX* out, float inv_temperature, cons
     for (int c = lane * x128::size; c < T; c += 32 * x128::size) {
         const x128 packet = load_packet(x + c, visible - c);
         x128 share = x128::zeros();
-
+        #pragma unroll
         for (int i = 0; i < x128::size; ++i) {
             if (c + i < visible) share[i] = (floatX)(norm * exp2f(scale * ((float)packet[i] - offset)));
         }
@@ -236,22 +236,22 @@ __global__ void softmax_autoregressive_backward_inplace_kernel(floatX* datt, con
         const floatX* const p = att + matrix + (size_t)t * T;
         floatX* const g = datt + matrix + (size_t)t * T;
         float dot = 0.0f;
-
+        #pragma unroll 2
         for (int c = lane * x128::size; c <= t; c += 32 * x128::size) {
             const x128 share = load_packet(p + c, t + 1 - c);
             const x128 gradient = load_packet(g + c, t + 1 - c);
-
+            #pragma unroll
             for (int i = 0; i < x128::size; ++i) {
                 if (c + i <= t) dot = fmaf((float)share[i], (float)gradient[i], dot);
             }
         }
         dot = warpReduceSum(dot);
-
+        #pragma unroll 2
         for (int c = lane * x128::size; c < T; c += 32 * x128::size) {
             const x128 share = load_packet(p + c, t + 1 - c);
             const x128 gradient = load_packet(g + c, t + 1 - c);
             x128 result = x128::zeros();
-
+            #pragma unroll
             for (int i = 0; i < x128::size; ++i) {
                 if (c + i <= t) result[i] = (floatX)(scale * (float)share[i] * ((float)gradient[i] - dot));
             }

@@ -30,7 +30,7 @@ struct alignas(16) Packed128 {
     }
     __device__ static Packed128 constant(ElementType value) {
         Packed128 filled;
-
+        #pragma unroll
         for (int i = 0; i < size; ++i) filled.lanes[i] = value;
         return filled;
     }
@@ -71,7 +71,7 @@ __device__ inline bool is_aligned128(const ElementType* address) {
 template<class ElementType>
 __device__ inline Packed128<ElementType> load_elements(const ElementType* address, int left) {
     Packed128<ElementType> packet = Packed128<ElementType>::zeros();
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) packet[i] = address[i];
     }
@@ -80,7 +80,7 @@ __device__ inline Packed128<ElementType> load_elements(const ElementType* addres
 #line 103 "llmc/cuda_utils.cuh"
 template<class ElementType>
 __device__ inline void store_elements(ElementType* target, const Packed128<ElementType>& packet, int left) {
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) target[i] = packet[i];
     }
@@ -109,7 +109,7 @@ __global__ void encoder_forward_kernel3(floatX* out, const int* inp, const float
         const x128 of_token = load_packet(wte + (size_t)inp[row] * C + c, C - c);
         const x128 of_place = load_packet(wpe + (size_t)(row % T) * C + c, C - c);
         x128 sum;
-
+        #pragma unroll
         for (int i = 0; i < x128::size; ++i) sum[i] = (floatX)((float)of_token[i] + (float)of_place[i]);
         store_packet(out + (size_t)row * C + c, sum, C - c);
     }

@@ -30,7 +30,7 @@ struct alignas(16) Packed128 {
     }
     __device__ static Packed128 constant(ElementType value) {
         Packed128 filled;
-
+        #pragma unroll
         for (int i = 0; i < size; ++i) filled.lanes[i] = value;
         return filled;
     }
@@ -71,7 +71,7 @@ __device__ inline bool is_aligned128(const ElementType* address) {
 template<class ElementType>
 __device__ inline Packed128<ElementType> load_elements(const ElementType* address, int left) {
     Packed128<ElementType> packet = Packed128<ElementType>::zeros();
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) packet[i] = address[i];
     }
@@ -80,7 +80,7 @@ __device__ inline Packed128<ElementType> load_elements(const ElementType* addres
 #line 103 "llmc/cuda_utils.cuh"
 template<class ElementType>
 __device__ inline void store_elements(ElementType* target, const Packed128<ElementType>& packet, int left) {
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) target[i] = packet[i];
     }
@@ -101,7 +101,7 @@ __device__ inline void store_packet(ElementType* target, const Packed128<Element
 #if defined(SLICE_fused_residual_forward_kernel5)
 #line 164 "llmc/cuda_utils.cuh"
 __device__ inline float warpReduceSum(float val) {
-
+    #pragma unroll
     for (int distance = 1; distance < 32; distance <<= 1) {
         val += __shfl_xor_sync(0xffffffffu, val, distance);
     }
@@ -110,7 +110,7 @@ __device__ inline float warpReduceSum(float val) {
 #line 73 "llmc/layernorm.cuh"
 __device__ inline x128 scale_and_shift(const x128& x, float mean, float rstd, const x128& weight, const x128& bias) {
     x128 y;
-
+    #pragma unroll
     for (int i = 0; i < x128::size; ++i) {
         const float n = ((float)x[i] - mean) * rstd;
         y[i] = (floatX)(n * (float)weight[i] + (float)bias[i]);
@@ -125,7 +125,7 @@ __device__ inline bool has_whole_packets(int C, const floatX* array1, const floa
 #line 124 "llmc/layernorm.cuh"
 __device__ inline x128 add_packets(const x128& a, const x128& b) {
     x128 total;
-
+    #pragma unroll
     for (int i = 0; i < x128::size; ++i) total[i] = (floatX)((float)a[i] + (float)b[i]);
     return total;
 }
@@ -146,13 +146,13 @@ __device__ inline float stage_row(int4* staged, floatX* __restrict__ total, cons
 
         int4 row[4];
         int4 more[4];
-
+        #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int c = start + i * step;
             if (c < C) row[i] = load_packet<Whole>(x + c, C - c).get_bits();
             if (HasAddend && c < C) more[i] = load_packet<Whole>(addend + c, C - c).get_bits();
         }
-
+        #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int c = start + i * step;
             if (c >= C) break;
@@ -160,7 +160,7 @@ __device__ inline float stage_row(int4* staged, floatX* __restrict__ total, cons
             const x128 value = HasAddend ? add_packets(x128(row[i]), x128(more[i])) : x128(row[i]);
             if (HasAddend) store_packet<Whole>(total + c, value, C - c);
             staged[c / x128::size] = value.get_bits();
-
+            #pragma unroll
             for (int k = 0; k < x128::size; ++k) sum += (float)value[k];
         }
     }
@@ -171,18 +171,18 @@ template<bool Whole>
 __device__ inline float2 norm_staged_row(floatX* __restrict__ y, const int4* staged, const int4* weight, const int4* bias, float sum, int C) {
     const float mean = warpReduceSum(sum) / C;
     float deviation = 0.0f;
-
+    #pragma unroll 4
     for (int p = threadIdx.x; p * x128::size < C; p += 32) {
         const x128 x(staged[p]);
         const int left = Whole ? x128::size : C - p * x128::size;
-
+        #pragma unroll
         for (int i = 0; i < x128::size; ++i) {
             const float d = (float)x[i] - mean;
             deviation += i < left ? d * d : 0.0f;
         }
     }
     const float rstd = rsqrtf(warpReduceSum(deviation) / C + 1e-5f);
-
+    #pragma unroll 4
     for (int p = threadIdx.x; p * x128::size < C; p += 32) {
         const x128 normed = scale_and_shift(x128(staged[p]), mean, rstd, x128(weight[p]), x128(bias[p]));
         store_packet<Whole>(y + p * x128::size, normed, C - p * x128::size);

@@ -36,7 +36,7 @@ struct alignas(16) Packed128 {
     }
     __device__ static Packed128 constant(ElementType value) {
         Packed128 filled;
-
+        #pragma unroll
         for (int i = 0; i < size; ++i) filled.lanes[i] = value;
         return filled;
     }
@@ -96,7 +96,7 @@ __device__ inline float gelu_slope(float x) {
 __global__ void gelu_forward_kernel2(floatX* out, const floatX* inp) {
     const size_t first = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
     x128 packet = load128cs(inp + first);
-
+    #pragma unroll
     for (int i = 0; i < x128::size; ++i) {
         const float x = (float)packet[i];
         packet[i] = (floatX)(x * gelu_gate(x));
@@ -111,7 +111,7 @@ __global__ void gelu_backward_inplace_kernel(floatX* d_in_out, const floatX* inp
     const size_t first = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
     const x128 x = load128cs(inp + first);
     x128 gradient = load128(d_in_out + first);
-
+    #pragma unroll
     for (int i = 0; i < x128::size; ++i) {
         gradient[i] = (floatX)((float)gradient[i] * gelu_slope((float)x[i]));
     }

@@ -30,7 +30,7 @@ struct alignas(16) Packed128 {
     }
     __device__ static Packed128 constant(ElementType value) {
         Packed128 filled;
-
+        #pragma unroll
         for (int i = 0; i < size; ++i) filled.lanes[i] = value;
         return filled;
     }
@@ -71,7 +71,7 @@ __device__ inline bool is_aligned128(const ElementType* address) {
 template<class ElementType>
 __device__ inline Packed128<ElementType> load_elements(const ElementType* address, int left) {
     Packed128<ElementType> packet = Packed128<ElementType>::zeros();
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) packet[i] = address[i];
     }
@@ -80,7 +80,7 @@ __device__ inline Packed128<ElementType> load_elements(const ElementType* addres
 #line 103 "llmc/cuda_utils.cuh"
 template<class ElementType>
 __device__ inline void store_elements(ElementType* target, const Packed128<ElementType>& packet, int left) {
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) target[i] = packet[i];
     }
@@ -101,7 +101,7 @@ __device__ inline void store_packet(ElementType* target, const Packed128<Element
 #if defined(SLICE_layernorm_forward_kernel6) || defined(SLICE_layernorm_backward_kernel10)
 #line 164 "llmc/cuda_utils.cuh"
 __device__ inline float warpReduceSum(float val) {
-
+    #pragma unroll
     for (int distance = 1; distance < 32; distance <<= 1) {
         val += __shfl_xor_sync(0xffffffffu, val, distance);
     }
@@ -126,11 +126,11 @@ __device__ inline Moments join_moments(Moments a, Moments b) {
 __device__ inline Moments packet_moments(const x128& packet, int left) {
     const int count = left < x128::size ? left : x128::size;
     float sum = 0.0f;
-
+    #pragma unroll
     for (int i = 0; i < x128::size; ++i) sum += i < count ? (float)packet[i] : 0.0f;
     const float mean = sum / (float)count;
     float deviation = 0.0f;
-
+    #pragma unroll
     for (int i = 0; i < x128::size; ++i) {
         const float d = (float)packet[i] - mean;
         deviation += i < count ? d * d : 0.0f;
@@ -139,7 +139,7 @@ __device__ inline Moments packet_moments(const x128& packet, int left) {
 }
 #line 56 "llmc/layernorm.cuh"
 __device__ inline Moments warp_moments(Moments mine) {
-
+    #pragma unroll
     for (int distance = 1; distance < 32; distance <<= 1) {
         Moments theirs;
         theirs.count = __shfl_xor_sync(0xffffffffu, mine.count, distance);
@@ -156,7 +156,7 @@ __device__ inline Moments warp_moments(Moments mine) {
 #line 73 "llmc/layernorm.cuh"
 __device__ inline x128 scale_and_shift(const x128& x, float mean, float rstd, const x128& weight, const x128& bias) {
     x128 y;
-
+    #pragma unroll
     for (int i = 0; i < x128::size; ++i) {
         const float n = ((float)x[i] - mean) * rstd;
         y[i] = (floatX)(n * (float)weight[i] + (float)bias[i]);
@@ -175,14 +175,14 @@ __device__ inline float2 norm_row(floatX* __restrict__ y, const floatX* __restri
     const int first = threadIdx.x % 32 * x128::size;
     const int step = 32 * x128::size;
     Moments moments = {0.0f, 0.0f, 0.0f};
-
+    #pragma unroll 4
     for (int c = first; c < C; c += step) {
         const int left = Whole ? x128::size : C - c;
         moments = join_moments(moments, packet_moments(load_packet<Whole>(x + c, left), left));
     }
     moments = warp_moments(moments);
     const float2 statistics = make_float2(moments.mean, rsqrtf(moments.deviation / C + 1e-5f));
-
+    #pragma unroll 4
     for (int c = first; c < C; c += step) {
         const x128 w = load_packet<Whole>(weight + c, C - c);
         const x128 b = load_packet<Whole>(bias + c, C - c);
@@ -208,7 +208,7 @@ __global__ void layernorm_forward_kernel3(floatX* __restrict__ out, float* __res
 #line 124 "llmc/layernorm.cuh"
 __device__ inline x128 add_packets(const x128& a, const x128& b) {
     x128 total;
-
+    #pragma unroll
     for (int i = 0; i < x128::size; ++i) total[i] = (floatX)((float)a[i] + (float)b[i]);
     return total;
 }
@@ -228,13 +228,13 @@ __device__ inline float stage_row(int4* staged, floatX* __restrict__ total, cons
 
         int4 row[4];
         int4 more[4];
-
+        #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int c = start + i * step;
             if (c < C) row[i] = load_packet<Whole>(x + c, C - c).get_bits();
             if (HasAddend && c < C) more[i] = load_packet<Whole>(addend + c, C - c).get_bits();
         }
-
+        #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int c = start + i * step;
             if (c >= C) break;
@@ -242,7 +242,7 @@ __device__ inline float stage_row(int4* staged, floatX* __restrict__ total, cons
             const x128 value = HasAddend ? add_packets(x128(row[i]), x128(more[i])) : x128(row[i]);
             if (HasAddend) store_packet<Whole>(total + c, value, C - c);
             staged[c / x128::size] = value.get_bits();
-
+            #pragma unroll
             for (int k = 0; k < x128::size; ++k) sum += (float)value[k];
         }
     }
@@ -253,18 +253,18 @@ template<bool Whole>
 __device__ inline float2 norm_staged_row(floatX* __restrict__ y, const int4* staged, const int4* weight, const int4* bias, float sum, int C) {
     const float mean = warpReduceSum(sum) / C;
     float deviation = 0.0f;
-
+    #pragma unroll 4
     for (int p = threadIdx.x; p * x128::size < C; p += 32) {
         const x128 x(staged[p]);
         const int left = Whole ? x128::size : C - p * x128::size;
-
+        #pragma unroll
         for (int i = 0; i < x128::size; ++i) {
             const float d = (float)x[i] - mean;
             deviation += i < left ? d * d : 0.0f;
         }
     }
     const float rstd = rsqrtf(warpReduceSum(deviation) / C + 1e-5f);
-
+    #pragma unroll 4
     for (int p = threadIdx.x; p * x128::size < C; p += 32) {
         const x128 normed = scale_and_shift(x128(staged[p]), mean, rstd, x128(weight[p]), x128(bias[p]));
         store_packet<Whole>(y + p * x128::size, normed, C - p * x128::size);
@@ -314,7 +314,7 @@ __device__ inline bool is_last_to_arrive(unsigned int* counter, unsigned int par
 #line 293 "llmc/layernorm.cuh"
 __device__ inline float2 sum_partials(const float* partials, int count, size_t step) {
     float2 sum = make_float2(0.0f, 0.0f);
-
+    #pragma unroll 16
     for (int i = 0; i < count; ++i) {
         const float2 part = __ldcg(reinterpret_cast<const float2*>(partials + i * step));
         sum.x += part.x;
@@ -352,7 +352,7 @@ __device__ inline void finish_parameter_gradients(floatX* dweight, floatX* dbias
 }
 #line 335 "llmc/layernorm.cuh"
 __device__ inline float2 row_sums(float2 sums, const x128& dout, const x128& inp, const x128& weight, float mean, float rstd) {
-
+    #pragma unroll
     for (int i = 0; i < x128::size; ++i) {
         const float h = (float)dout[i] * (float)weight[i];
         sums.x += h;
@@ -424,7 +424,7 @@ __device__ inline ColumnGradients row_gradients(const RowGroups& groups, int ori
         if (!active) continue;
 
         float2 average = make_float2(0.0f, 0.0f);
-
+        #pragma unroll 1
         for (int i = groups.group * warps; i < (groups.group + 1) * warps; ++i) {
             average.x += sums_of_warp[turn][i].x;
             average.y += sums_of_warp[turn][i].y;
@@ -436,7 +436,7 @@ __device__ inline ColumnGradients row_gradients(const RowGroups& groups, int ori
         const x128 value = load_packet<Whole>(inp + at, left);
         const x128 w = load_packet<Whole>(weight + c, left);
         x128 sum(old_bits);
-
+        #pragma unroll
         for (int i = 0; i < x128::size; ++i) {
             const float n = ((float)value[i] - m) * s;
             sum[i] = (floatX)((float)sum[i] + s * ((float)slope[i] * (float)w[i] - average.x - n * average.y));
@@ -459,7 +459,7 @@ __device__ inline void join_groups(const RowGroups& groups, int origin, const Co
     for (int adder = groups.count - 1; adder >= 0; --adder) {
         if (groups.group == adder) {
             const bool first = adder == groups.count - 1;
-
+            #pragma unroll
             for (int i = 0; i < x128::size; ++i) {
                 const int slot = i * LINE + groups.member;
                 of_weight[slot] = gathered.weight[i] + (first ? 0.0f : of_weight[slot]);

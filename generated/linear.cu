@@ -37,7 +37,7 @@ struct alignas(16) Packed128 {
     }
     __device__ static Packed128 constant(ElementType value) {
         Packed128 filled;
-
+        #pragma unroll
         for (int i = 0; i < size; ++i) filled.lanes[i] = value;
         return filled;
     }
@@ -72,7 +72,7 @@ __device__ inline bool is_aligned128(const ElementType* address) {
 template<class ElementType>
 __device__ inline Packed128<ElementType> load_elements(const ElementType* address, int left) {
     Packed128<ElementType> packet = Packed128<ElementType>::zeros();
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) packet[i] = address[i];
     }
@@ -98,13 +98,13 @@ __global__ void matmul_backward_bias_kernel9(OutFloat* dbias, const floatX* dout
 
     float sum[x128::size] = {};
     const int stride = gridDim.y * blockDim.z * 4;
-
+    #pragma unroll 4
     for (int row = (blockIdx.y * blockDim.z + threadIdx.z) * 4 + threadIdx.x; row < B * T; row += stride) {
         const x128 gradient = load_packet(dout + (size_t)row * OC + origin + column, left);
-
+        #pragma unroll
         for (int k = 0; k < x128::size; ++k) sum[k] += (float)gradient[k];
     }
-
+    #pragma unroll
     for (int k = 0; k < x128::size; ++k) {
         const float joined = cg::reduce(row_lanes, sum[k], cg::plus<float>());
         if (row_lanes.thread_rank() == 0) of_warp[threadIdx.z][column + k] = joined;
@@ -130,7 +130,7 @@ __global__ void matmul_backward_bias_kernel9(OutFloat* dbias, const floatX* dout
 __global__ void reduce_add_sum_kernel(floatX* dst, const float* src, size_t n, size_t m) {
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
         float sum = (float)dst[i];
-
+        #pragma unroll 8
         for (size_t line = 0; line < m; ++line) sum += src[line * n + i];
         dst[i] = (floatX)sum;
     }

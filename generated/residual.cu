@@ -36,7 +36,7 @@ struct alignas(16) Packed128 {
     }
     __device__ static Packed128 constant(ElementType value) {
         Packed128 filled;
-
+        #pragma unroll
         for (int i = 0; i < size; ++i) filled.lanes[i] = value;
         return filled;
     }
@@ -71,7 +71,7 @@ __device__ void store128(ElementType* target, Packed128<ElementType> value) {
 #line 124 "llmc/layernorm.cuh"
 __device__ inline x128 add_packets(const x128& a, const x128& b) {
     x128 total;
-
+    #pragma unroll
     for (int i = 0; i < x128::size; ++i) total[i] = (floatX)((float)a[i] + (float)b[i]);
     return total;
 }

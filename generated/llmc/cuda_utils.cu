@@ -23,7 +23,7 @@ __global__ void copy_and_cast_kernel(Td* dst, const Ts* src, size_t n, ptrdiff_t
 #if defined(SLICE_global_sum_single_block_kernel)
 #line 164 "llmc/cuda_utils.cuh"
 __device__ inline float warpReduceSum(float val) {
-
+    #pragma unroll
     for (int distance = 1; distance < 32; distance <<= 1) {
         val += __shfl_xor_sync(0xffffffffu, val, distance);
     }

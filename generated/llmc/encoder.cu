@@ -26,7 +26,7 @@ struct alignas(16) Packed128 {
     }
     __device__ static Packed128 constant(ElementType value) {
         Packed128 filled;
-
+        #pragma unroll
         for (int i = 0; i < size; ++i) filled.lanes[i] = value;
         return filled;
     }
@@ -69,7 +69,7 @@ __device__ inline bool is_aligned128(const ElementType* address) {
 template<class ElementType>
 __device__ inline Packed128<ElementType> load_elements(const ElementType* address, int left) {
     Packed128<ElementType> packet = Packed128<ElementType>::zeros();
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) packet[i] = address[i];
     }
@@ -79,7 +79,7 @@ __device__ inline Packed128<ElementType> load_elements(const ElementType* addres
 #line 103 "llmc/cuda_utils.cuh"
 template<class ElementType>
 __device__ inline void store_elements(ElementType* target, const Packed128<ElementType>& packet, int left) {
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) target[i] = packet[i];
     }
@@ -150,20 +150,20 @@ __global__ void wte_backward_kernel(floatX* dwte, const int4* bucket_info, const
     const int c = origin + lane * x128::size;
 
     float sum[x128::size] = {};
-
+    #pragma unroll 2
     for (int i = warp; i < bucket.y; i += WARPS) {
         const x128 gradient = load_packet(dout + (size_t)places[i] * C + c, C - c);
-
+        #pragma unroll
         for (int k = 0; k < x128::size; ++k) sum[k] += (float)gradient[k];
     }
-
+    #pragma unroll
     for (int k = 0; k < x128::size; ++k) partial[warp][k * LINE + lane] = sum[k];
     __syncthreads();
 
     for (int column = threadIdx.x; column < COLUMNS && origin + column < C; column += BLOCK_SIZE) {
         const int slot = column % x128::size * LINE + column / x128::size;
         float total = 0.0f;
-
+        #pragma unroll
         for (int w = 0; w < WARPS; ++w) total += partial[w][slot];
         add_rounded(dwte + (size_t)bucket.z * C + origin + column, total, seed + column / BLOCK_SIZE);
     }
@@ -178,15 +178,15 @@ __global__ void wpe_backward_kernel(floatX* dwpe, const floatX* dout, const int*
         const size_t t = p / per_row;
         const int c = (int)(p % per_row) * x128::size;
         float sum[x128::size] = {};
-
+        #pragma unroll 4
         for (int b = 0; b < B; ++b) {
             const x128 gradient = load_packet(dout + ((size_t)b * T + t) * C + c, C - c);
-
+            #pragma unroll
             for (int k = 0; k < x128::size; ++k) sum[k] += (float)gradient[k];
         }
         floatX* const at = dwpe + t * C + c;
         x128 updated = load_packet(at, C - c);
-
+        #pragma unroll
         for (int k = 0; k < x128::size; ++k) add_rounded(&updated[k], sum[k], seed + (unsigned int)p * x128::size + k);
         store_packet(at, updated, C - c);
     }

@@ -42,7 +42,7 @@ struct alignas(16) Packed128 {
     }
     __device__ static Packed128 constant(ElementType value) {
         Packed128 filled;
-
+        #pragma unroll
         for (int i = 0; i < size; ++i) filled.lanes[i] = value;
         return filled;
     }
@@ -83,7 +83,7 @@ __device__ inline bool is_aligned128(const ElementType* address) {
 template<class ElementType>
 __device__ inline Packed128<ElementType> load_elements(const ElementType* address, int left) {
     Packed128<ElementType> packet = Packed128<ElementType>::zeros();
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) packet[i] = address[i];
     }
@@ -92,7 +92,7 @@ __device__ inline Packed128<ElementType> load_elements(const ElementType* addres
 #line 103 "llmc/cuda_utils.cuh"
 template<class ElementType>
 __device__ inline void store_elements(ElementType* target, const Packed128<ElementType>& packet, int left) {
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) target[i] = packet[i];
     }
@@ -112,7 +112,7 @@ __device__ inline void store_packet(ElementType* target, const Packed128<Element
 }
 #line 164 "llmc/cuda_utils.cuh"
 __device__ inline float warpReduceSum(float val) {
-
+    #pragma unroll
     for (int distance = 1; distance < 32; distance <<= 1) {
         val += __shfl_xor_sync(0xffffffffu, val, distance);
     }
@@ -120,7 +120,7 @@ __device__ inline float warpReduceSum(float val) {
 }
 #line 173 "llmc/cuda_utils.cuh"
 __device__ inline float warpReduceMax(float val) {
-
+    #pragma unroll
     for (int distance = 1; distance < 32; distance <<= 1) {
         val = fmaxf(val, __shfl_xor_sync(0xffffffffu, val, distance));
     }
@@ -147,10 +147,10 @@ struct SoftmaxParams { float Scale, Offset; };
 template<bool Whole>
 __device__ inline void take_packet(float& peak, float& sum, const x128& packet, int left) {
     float higher = peak;
-
+    #pragma unroll
     for (int i = 0; i < x128::size; ++i) higher = Whole || i < left ? fmaxf(higher, (float)packet[i]) : higher;
     sum *= expf(peak - higher);
-
+    #pragma unroll
     for (int i = 0; i < x128::size; ++i) sum += Whole || i < left ? expf((float)packet[i] - higher) : 0.0f;
     peak = higher;
 }
@@ -173,7 +173,7 @@ __device__ SoftmaxParams prepare_softmax_blockwide3(int64_t idx, const floatX* i
 #line 52 "llmc/fused_classifier.cuh"
 template<bool Plain>
 __device__ inline void classify_packet(x128& probability, x128& gradient, const x128& x, SoftmaxParams softmax, float dloss, int target, int c, int V) {
-
+    #pragma unroll
     for (int i = 0; i < x128::size; ++i) {
         const float p = Plain || c + i < V ? softmax.Scale * expf((float)x[i] - softmax.Offset) : 0.0f;
         probability[i] = (floatX)p;

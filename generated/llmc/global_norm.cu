@@ -15,7 +15,7 @@ struct alignas(16) Packed128 {
     }
     __device__ static Packed128 constant(ElementType value) {
         Packed128 filled;
-
+        #pragma unroll
         for (int i = 0; i < size; ++i) filled.lanes[i] = value;
         return filled;
     }
@@ -48,7 +48,7 @@ __device__ inline bool is_aligned128(const ElementType* address) {
 template<class ElementType>
 __device__ inline Packed128<ElementType> load_elements(const ElementType* address, int left) {
     Packed128<ElementType> packet = Packed128<ElementType>::zeros();
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) packet[i] = address[i];
     }
@@ -63,7 +63,7 @@ __device__ inline Packed128<ElementType> load_packet(const ElementType* address,
 #endif
 #line 164 "llmc/cuda_utils.cuh"
 __device__ inline float warpReduceSum(float val) {
-
+    #pragma unroll
     for (int distance = 1; distance < 32; distance <<= 1) {
         val += __shfl_xor_sync(0xffffffffu, val, distance);
     }
@@ -95,7 +95,7 @@ __device__ float global_norm_squared_for_range(const T* data, size_t count) {
         const int left = count - begin < width ? (int)(count - begin) : (int)width;
         const Packed128<T> packet = load_packet(data + begin, left);
 
-
+        #pragma unroll
         for (int i = 0; i < Packed128<T>::size; ++i) sum = fmaf((float)packet[i], (float)packet[i], sum);
     }
     return blockReduce<warpReduceSum>(sum);

@@ -273,6 +273,9 @@ class _Preprocessor(GuardedPreprocessor):
             raise pcpp.OutputDirective(pcpp.Action.IgnoreAndRemove)
         if name == "define" and words and ifpassthru and self._varies(toks):
             raise pcpp.OutputDirective(pcpp.Action.IgnoreAndPassThrough)
+        if name == "pragma" and words[:1] == ["unroll"] and self.macros.keys().isdisjoint(words):
+            # Only the compiler can do it. A count that a macro stands for would be left without its value.
+            raise pcpp.OutputDirective(pcpp.Action.IgnoreAndPassThrough)
         if name == "pragma" and words != ["once"]:
             raise pcpp.OutputDirective(pcpp.Action.IgnoreAndRemove)
         if name in ("error", "warning"):

@@ -97,3 +97,14 @@ def test_includes_that_cannot_be_followed_are_told_by_place(tmp_path):
     ]
     assert "secret" not in found.text
     assert str(tmp_path) not in "".join(map(str, found.diagnostics))
+
+
+def test_hints_to_unroll_stay_where_their_count_needs_no_macro(tmp_path: pathlib.Path) -> None:
+    hints = ["unroll", "unroll 4", "unroll (2)", "unroll FOUR", "omp parallel for", "unroll COUNT"]
+    lines = ["#define FOUR 4", *(f"#pragma {hint}" for hint in hints), "int after = FOUR;", ""]
+    (tmp_path / "f0.cu").write_text("\n".join(lines))
+    found = read(tmp_path)
+    assert [line for line in found.text.splitlines() if "pragma" in line] == [
+        f"#pragma {hint}" for hint in ("unroll", "unroll 4", "unroll (2)", "unroll COUNT")
+    ]
+    assert "int after = 4;" in found.text

@@ -13,7 +13,7 @@ struct alignas(16) Packed128 {
     }
     __device__ static Packed128 constant(ElementType value) {
         Packed128 filled;
-
+        #pragma unroll
         for (int i = 0; i < size; ++i) filled.lanes[i] = value;
         return filled;
     }
@@ -54,7 +54,7 @@ __device__ inline bool is_aligned128(const ElementType* address) {
 template<class ElementType>
 __device__ inline Packed128<ElementType> load_elements(const ElementType* address, int left) {
     Packed128<ElementType> packet = Packed128<ElementType>::zeros();
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) packet[i] = address[i];
     }
@@ -63,7 +63,7 @@ __device__ inline Packed128<ElementType> load_elements(const ElementType* addres
 #line 219 "dev/cuda/common.h"
 template<class ElementType>
 __device__ inline void store_elements(ElementType* target, const Packed128<ElementType>& packet, int left) {
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) target[i] = packet[i];
     }
@@ -114,7 +114,7 @@ __global__ void adamw_kernel2(float* params_memory, const float* grads_memory, f
     f128 p = load_packet(params_memory + first, left);
     f128 m = load_packet(m_memory + first, left);
     f128 v = load_packet(v_memory + first, left);
-
+    #pragma unroll
     for (int k = 0; k < f128::size; ++k) {
         m[k] = lerp(g[k], m[k], beta1);
         v[k] = lerp(g[k] * g[k], v[k], beta2);

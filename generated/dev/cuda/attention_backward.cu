@@ -97,7 +97,7 @@ struct alignas(16) Packed128 {
     }
     __device__ static Packed128 constant(ElementType value) {
         Packed128 filled;
-
+        #pragma unroll
         for (int i = 0; i < size; ++i) filled.lanes[i] = value;
         return filled;
     }
@@ -148,7 +148,7 @@ __device__ inline bool is_aligned128(const ElementType* address) {
 template<class ElementType>
 __device__ inline Packed128<ElementType> load_elements(const ElementType* address, int left) {
     Packed128<ElementType> packet = Packed128<ElementType>::zeros();
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) packet[i] = address[i];
     }
@@ -157,7 +157,7 @@ __device__ inline Packed128<ElementType> load_elements(const ElementType* addres
 #line 219 "dev/cuda/common.h"
 template<class ElementType>
 __device__ inline void store_elements(ElementType* target, const Packed128<ElementType>& packet, int left) {
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) target[i] = packet[i];
     }
@@ -321,7 +321,7 @@ __device__ inline void row_of_packets(float* slope, const float* gradient, const
     for (int u = first; u <= own; u += step) {
         const f128 a = load_packet<Whole>(weight + u, own + 1 - u);
         const f128 g = load_packet<Whole>(gradient + u, own + 1 - u);
-
+        #pragma unroll
         for (int i = 0; i < f128::size; ++i) dot += u + i <= own ? a[i] * g[i] : 0.0f;
     }
     dot = warpReduceSum(dot);
@@ -330,7 +330,7 @@ __device__ inline void row_of_packets(float* slope, const float* gradient, const
         if (u <= own) {
             const f128 a = load_packet<Whole>(weight + u, own + 1 - u);
             const f128 g = load_packet<Whole>(gradient + u, own + 1 - u);
-
+            #pragma unroll
             for (int i = 0; i < f128::size; ++i) result[i] = u + i <= own ? scale * a[i] * (g[i] - dot) : 0.0f;
         }
         if constexpr (Whole) store128cs(slope + u, result);
@@ -374,7 +374,7 @@ __global__ void __launch_bounds__(BlockSize) softmax_autoregressive_backward_ker
     const size_t square = (size_t)blockIdx.y * T * T;
     const float scale = rsqrtf((float)(C / NH));
     float dots[2] = {};
-
+    #pragma unroll
     for (int n = 0; n < 2; ++n) {
         const size_t begin = square + (size_t)ends[n] * T;
         for (int u = threadIdx.x; u <= ends[n]; u += BlockSize) dots[n] += att[begin + u] * datt[begin + u];
@@ -401,7 +401,7 @@ __global__ void softmax_autoregressive_backward_kernel7(float* dpreatt, const fl
     const size_t begin = ((size_t)blockIdx.y * T + own) * T;
     float weight[kept], gradient[kept];
     float dot = 0.0f;
-
+    #pragma unroll
     for (int n = 0; n < kept; ++n) {
         const int u = n * BlockSize + me;
         weight[n] = u <= own ? __ldcs(att + begin + u) : 0.0f;
@@ -416,7 +416,7 @@ __global__ void softmax_autoregressive_backward_kernel7(float* dpreatt, const fl
         block.sync();
         dot = cg::reduce(warp, warp.thread_rank() < BlockSize / 32 ? of_warp[warp.thread_rank()] : 0.0f, cg::plus<float>{});
     }
-
+    #pragma unroll
     for (int n = 0; n < kept; ++n) {
         const int u = n * BlockSize + me;
         if (u < T) __stcs(dpreatt + begin + u, u <= own ? scale * weight[n] * (gradient[n] - dot) : 0.0f);

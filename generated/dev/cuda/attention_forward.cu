@@ -96,7 +96,7 @@ struct alignas(16) Packed128 {
     }
     __device__ static Packed128 constant(ElementType value) {
         Packed128 filled;
-
+        #pragma unroll
         for (int i = 0; i < size; ++i) filled.lanes[i] = value;
         return filled;
     }
@@ -141,7 +141,7 @@ __device__ inline bool is_aligned128(const ElementType* address) {
 template<class ElementType>
 __device__ inline Packed128<ElementType> load_elements(const ElementType* address, int left) {
     Packed128<ElementType> packet = Packed128<ElementType>::zeros();
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) packet[i] = address[i];
     }
@@ -150,7 +150,7 @@ __device__ inline Packed128<ElementType> load_elements(const ElementType* addres
 #line 219 "dev/cuda/common.h"
 template<class ElementType>
 __device__ inline void store_elements(ElementType* target, const Packed128<ElementType>& packet, int left) {
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) target[i] = packet[i];
     }
@@ -237,7 +237,7 @@ __device__ float vec_at(const float4& vec, int index) {
 __device__ inline float4 load_scores(const float* address, int left) {
     if (left >= 4 && is_aligned128(address)) return *reinterpret_cast<const float4*>(address);
     float4 scores = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
-
+    #pragma unroll
     for (int i = 0; i < 4; ++i) {
         if (i < left) vec_at(scores, i) = address[i];
     }
@@ -260,7 +260,7 @@ __global__ void softmax_forward_kernel5(float* out, float inv_temperature, const
         top = fmaxf(fmaxf(fmaxf(scores.x, scores.y), fmaxf(scores.z, scores.w)), before);
         if (top == -INFINITY) continue;
         total *= expf(inv_temperature * (before - top));
-
+        #pragma unroll
         for (int i = 0; i < 4; ++i) total += expf(inv_temperature * (vec_at(scores, i) - top));
     }
     const float top_of_row = cg::reduce(warp, top, cg::greater<float>{});
@@ -268,7 +268,7 @@ __global__ void softmax_forward_kernel5(float* out, float inv_temperature, const
 
     for (int u = 4 * warp.thread_rank(); u < T; u += 4 * warp.size()) {
         float4 scores = load_scores(x + u, count - u);
-
+        #pragma unroll
         for (int i = 0; i < 4; ++i) vec_at(scores, i) = expf(inv_temperature * (vec_at(scores, i) - top_of_row)) * scale;
         if (u + 4 <= T && is_aligned128(p + u)) {
             *reinterpret_cast<float4*>(p + u) = scores;
@@ -462,13 +462,13 @@ __global__ void softmax_forward_kernel5_lowp(floatX* out, float inv_temperature,
     for (int u = first; u < count; u += step) {
         const x128 scores = load_packet(x + u, count - u);
         const float before = top;
-
+        #pragma unroll
         for (int i = 0; i < x128::size; ++i) {
             if (u + i < count) top = fmaxf(top, (float)scores[i]);
         }
         if (top == -INFINITY) continue;
         total *= expf(inv_temperature * (before - top));
-
+        #pragma unroll
         for (int i = 0; i < x128::size; ++i) {
             if (u + i < count) total += expf(inv_temperature * ((float)scores[i] - top));
         }
@@ -479,7 +479,7 @@ __global__ void softmax_forward_kernel5_lowp(floatX* out, float inv_temperature,
     for (int u = first; u < T; u += step) {
         const x128 scores = load_packet(x + u, count - u > 0 ? count - u : 0);
         x128 weights = x128::zeros();
-
+        #pragma unroll
         for (int i = 0; i < x128::size; ++i) {
             if (u + i < count) weights[i] = (floatX)(expf(inv_temperature * ((float)scores[i] - top_of_row)) * scale);
         }

@@ -120,7 +120,7 @@ struct alignas(16) Packed128 {
     }
     __device__ static Packed128 constant(ElementType value) {
         Packed128 filled;
-
+        #pragma unroll
         for (int i = 0; i < size; ++i) filled.lanes[i] = value;
         return filled;
     }
@@ -171,7 +171,7 @@ __device__ inline bool is_aligned128(const ElementType* address) {
 template<class ElementType>
 __device__ inline Packed128<ElementType> load_elements(const ElementType* address, int left) {
     Packed128<ElementType> packet = Packed128<ElementType>::zeros();
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) packet[i] = address[i];
     }
@@ -182,7 +182,7 @@ __device__ inline Packed128<ElementType> load_elements(const ElementType* addres
 #line 219 "dev/cuda/common.h"
 template<class ElementType>
 __device__ inline void store_elements(ElementType* target, const Packed128<ElementType>& packet, int left) {
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) target[i] = packet[i];
     }
@@ -374,7 +374,7 @@ __global__ void fused_classifier_kernel3(float* dlogits, float* losses, float* p
 #if defined(SLICE_fused_classifier_kernel4) || defined(SLICE_fused_classifier_kernel5)
 #line 227 "dev/cuda/classifier_fused.cu"
 __device__ inline void take_packet(SoftmaxParams& seen, float& sum, const x128& packet, int count) {
-
+    #pragma unroll
     for (int k = 0; k < x128::size; ++k) {
         if (k < count) take_logit(seen, sum, (float)packet[k]);
     }
@@ -400,7 +400,7 @@ template <bool WriteLogits, bool WriteProbs>
 __device__ inline void write_packet(floatX* dlogits, floatX* probs, const floatX* logits, SoftmaxParams softmax, float dloss, int target, int v, int V) {
     const x128 packet = load_packet(logits + v, V - v);
     x128 p, d;
-
+    #pragma unroll
     for (int k = 0; k < x128::size; ++k) {
         const float exact = probability(softmax, (float)packet[k]);
         p[k] = (floatX)exact;

@@ -39,7 +39,7 @@ struct alignas(16) Packed128 {
     }
     __device__ static Packed128 constant(ElementType value) {
         Packed128 filled;
-
+        #pragma unroll
         for (int i = 0; i < size; ++i) filled.lanes[i] = value;
         return filled;
     }
@@ -80,7 +80,7 @@ __device__ inline bool is_aligned128(const ElementType* address) {
 template<class ElementType>
 __device__ inline Packed128<ElementType> load_elements(const ElementType* address, int left) {
     Packed128<ElementType> packet = Packed128<ElementType>::zeros();
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) packet[i] = address[i];
     }
@@ -89,7 +89,7 @@ __device__ inline Packed128<ElementType> load_elements(const ElementType* addres
 #line 219 "dev/cuda/common.h"
 template<class ElementType>
 __device__ inline void store_elements(ElementType* target, const Packed128<ElementType>& packet, int left) {
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) target[i] = packet[i];
     }
@@ -141,7 +141,7 @@ __global__ void encoder_forward_kernel3(floatX* out, const int* inp, const float
     const int left = C - c;
     x128 sum = load_packet(wte + (size_t)inp[row] * C + c, left);
     const x128 place = load_packet(wpe + row % T * C + c, left);
-
+    #pragma unroll
     for (int i = 0; i < x128::size; ++i) sum[i] = (floatX)((float)sum[i] + (float)place[i]);
     store_packet(out + row * C + c, sum, left);
 }

@@ -48,7 +48,7 @@ struct alignas(16) Packed128 {
     }
     __device__ static Packed128 constant(ElementType value) {
         Packed128 filled;
-
+        #pragma unroll
         for (int i = 0; i < size; ++i) filled.lanes[i] = value;
         return filled;
     }
@@ -89,7 +89,7 @@ __device__ inline bool is_aligned128(const ElementType* address) {
 template<class ElementType>
 __device__ inline Packed128<ElementType> load_elements(const ElementType* address, int left) {
     Packed128<ElementType> packet = Packed128<ElementType>::zeros();
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) packet[i] = address[i];
     }
@@ -98,7 +98,7 @@ __device__ inline Packed128<ElementType> load_elements(const ElementType* addres
 #line 219 "dev/cuda/common.h"
 template<class ElementType>
 __device__ inline void store_elements(ElementType* target, const Packed128<ElementType>& packet, int left) {
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) target[i] = packet[i];
     }
@@ -200,21 +200,21 @@ __global__ void fused_residual_forward3(floatX* residual, floatX* normed, floatX
 #line 124 "dev/cuda/fused_residual_forward.cu"
 __device__ inline x128 add_packets(const x128& a, const x128& b) {
     x128 total;
-
+    #pragma unroll
     for (int i = 0; i < x128::size; ++i) total[i] = (floatX)((float)a[i] + (float)b[i]);
     return total;
 }
 #line 132 "dev/cuda/fused_residual_forward.cu"
 __device__ inline float packet_sum(const x128& x) {
     float sum = 0.0f;
-
+    #pragma unroll
     for (int i = 0; i < x128::size; ++i) sum += (float)x[i];
     return sum;
 }
 #line 140 "dev/cuda/fused_residual_forward.cu"
 __device__ inline float packet_squares(const x128& x, float m, int left) {
     float sum = 0.0f;
-
+    #pragma unroll
     for (int i = 0; i < x128::size; ++i) {
         const float d = (float)x[i] - m;
         sum += i < left ? d * d : 0.0f;
@@ -224,7 +224,7 @@ __device__ inline float packet_squares(const x128& x, float m, int left) {
 #line 150 "dev/cuda/fused_residual_forward.cu"
 __device__ inline x128 norm_packet(const x128& x, float m, float s, const x128& weight, const x128& bias) {
     x128 y;
-
+    #pragma unroll
     for (int i = 0; i < x128::size; ++i) y[i] = (floatX)(((float)x[i] - m) * s * (float)weight[i] + (float)bias[i]);
     return y;
 }

@@ -31,7 +31,7 @@ struct alignas(16) Packed128 {
     }
     __device__ static Packed128 constant(ElementType value) {
         Packed128 filled;
-
+        #pragma unroll
         for (int i = 0; i < size; ++i) filled.lanes[i] = value;
         return filled;
     }
@@ -72,7 +72,7 @@ __device__ inline bool is_aligned128(const ElementType* address) {
 template<class ElementType>
 __device__ inline Packed128<ElementType> load_elements(const ElementType* address, int left) {
     Packed128<ElementType> packet = Packed128<ElementType>::zeros();
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) packet[i] = address[i];
     }
@@ -81,7 +81,7 @@ __device__ inline Packed128<ElementType> load_elements(const ElementType* addres
 #line 219 "dev/cuda/common.h"
 template<class ElementType>
 __device__ inline void store_elements(ElementType* target, const Packed128<ElementType>& packet, int left) {
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) target[i] = packet[i];
     }
@@ -122,7 +122,7 @@ __global__ void gelu_backward2(floatX* dinp, const floatX* inp, const floatX* do
     if (first >= N) return;
     const x128 x = load_packet(inp + first, N - first);
     x128 gradient = load_packet(dout + first, N - first);
-
+    #pragma unroll
     for (int i = 0; i < x128::size; ++i) {
         gradient[i] = (floatX)(gelu_slope((float)x[i]) * (float)gradient[i]);
     }

@@ -84,7 +84,7 @@ struct alignas(16) Packed128 {
     }
     __device__ static Packed128 constant(ElementType value) {
         Packed128 filled;
-
+        #pragma unroll
         for (int i = 0; i < size; ++i) filled.lanes[i] = value;
         return filled;
     }
@@ -125,7 +125,7 @@ __device__ inline bool is_aligned128(const ElementType* address) {
 template<class ElementType>
 __device__ inline Packed128<ElementType> load_elements(const ElementType* address, int left) {
     Packed128<ElementType> packet = Packed128<ElementType>::zeros();
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) packet[i] = address[i];
     }
@@ -134,7 +134,7 @@ __device__ inline Packed128<ElementType> load_elements(const ElementType* addres
 #line 219 "dev/cuda/common.h"
 template<class ElementType>
 __device__ inline void store_elements(ElementType* target, const Packed128<ElementType>& packet, int left) {
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) target[i] = packet[i];
     }
@@ -252,7 +252,7 @@ __device__ inline bool is_last_to_arrive(unsigned int* counter, unsigned int par
 #line 167 "dev/cuda/layernorm_backward.cu"
 __device__ inline float2 sum_partials(const float* partials, int count, size_t step) {
     float2 sum = make_float2(0.0f, 0.0f);
-
+    #pragma unroll 16
     for (int i = 0; i < count; ++i) {
         const float2 part = __ldcg(reinterpret_cast<const float2*>(partials + i * step));
         sum.x += part.x;
@@ -294,7 +294,7 @@ __device__ inline void finish_parameter_gradients(Tparams* dweight, Tparams* dbi
 #if defined(SLICE_layernorm_backward_kernel7) || defined(SLICE_layernorm_backward_kernel8) || defined(SLICE_layernorm_backward_kernel9) || defined(SLICE_layernorm_backward_kernel10)
 #line 211 "dev/cuda/layernorm_backward.cu"
 __device__ inline float2 row_sums(float2 sums, const x128& dout, const x128& inp, const x128& weight, float mean, float rstd) {
-
+    #pragma unroll
     for (int i = 0; i < x128::size; ++i) {
         const float h = (float)dout[i] * (float)weight[i];
         sums.x += h;
@@ -464,7 +464,7 @@ __global__ void layernorm_backward_kernel6(Tdinp* dinp, Tparams* dweight, Tparam
 #line 372 "dev/cuda/layernorm_backward.cu"
 __device__ inline void packet_gradients(floatX* dinp, float* dw, float* db, const x128& g, const x128& x, const x128& w, float m, float s, float2 average, int left) {
     x128 d = load_packet(dinp, left);
-
+    #pragma unroll
     for (int i = 0; i < x128::size; ++i) {
         const float n = ((float)x[i] - m) * s;
         d[i] = (floatX)((float)d[i] + s * ((float)g[i] * (float)w[i] - average.x - n * average.y));
@@ -535,7 +535,7 @@ __global__ void __launch_bounds__(1024, MAX_1024_THREADS_BLOCKS) layernorm_backw
             const x128 x = load_packet(inp + begin + c, C - c);
             const x128 w = load_packet(weight + c, C - c);
             packet_gradients(dinp + begin + c, dw, db, g, x, w, m, s, average, C - c);
-
+            #pragma unroll
             for (int i = 0; i < x128::size; ++i) {
                 if (c + i < C) atomicAdd(gathered + c + i, dw[i]);
                 if (c + i < C) atomicAdd(gathered + C + c + i, db[i]);
@@ -574,18 +574,18 @@ __global__ void layernorm_backward_kernel9(floatX* dinp, floatX* dweight, floatX
     for (int c = threadIdx.x * x128::size; c < C; c += blockDim.x * x128::size) {
         float dw[x128::size] = {};
         float db[x128::size] = {};
-
+        #pragma unroll 4
         for (int row = blockIdx.x; row < N; row += gridDim.x) {
             const x128 g = load_packet(dout + (size_t)row * C + c, C - c);
             const x128 x = load_packet(inp + (size_t)row * C + c, C - c);
             const float m = (float)mean[row], s = (float)rstd[row];
-
+            #pragma unroll
             for (int i = 0; i < x128::size; ++i) {
                 dw[i] += (float)g[i] * ((float)x[i] - m) * s;
                 db[i] += (float)g[i];
             }
         }
-
+        #pragma unroll
         for (int i = 0; i < x128::size; ++i) {
             if (c + i < C) __stcg(partial + c + i, dw[i]);
             if (c + i < C) __stcg(partial + C + c + i, db[i]);
@@ -663,7 +663,7 @@ __device__ inline ColumnGradients row_gradients(const RowGroups& groups, int ori
         if (!active) continue;
 
         float2 average = make_float2(0.0f, 0.0f);
-
+        #pragma unroll 1
         for (int i = groups.group * warps; i < (groups.group + 1) * warps; ++i) {
             average.x += sums_of_warp[turn][i].x;
             average.y += sums_of_warp[turn][i].y;
@@ -675,7 +675,7 @@ __device__ inline ColumnGradients row_gradients(const RowGroups& groups, int ori
         const x128 value = load_packet<Whole>(inp + at, left);
         const x128 w = load_packet<Whole>(weight + c, left);
         x128 sum(old_bits);
-
+        #pragma unroll
         for (int i = 0; i < x128::size; ++i) {
             const float n = ((float)value[i] - m) * s;
             sum[i] = (floatX)((float)sum[i] + s * ((float)slope[i] * (float)w[i] - average.x - n * average.y));
@@ -698,7 +698,7 @@ __device__ inline void join_groups(const RowGroups& groups, int origin, const Co
     for (int adder = groups.count - 1; adder >= 0; --adder) {
         if (groups.group == adder) {
             const bool first = adder == groups.count - 1;
-
+            #pragma unroll
             for (int i = 0; i < x128::size; ++i) {
                 const int slot = i * LINE + groups.member;
                 of_weight[slot] = gathered.weight[i] + (first ? 0.0f : of_weight[slot]);

@@ -37,7 +37,7 @@ struct alignas(16) Packed128 {
     }
     __device__ static Packed128 constant(ElementType value) {
         Packed128 filled;
-
+        #pragma unroll
         for (int i = 0; i < size; ++i) filled.lanes[i] = value;
         return filled;
     }
@@ -72,7 +72,7 @@ __device__ inline bool is_aligned128(const ElementType* address) {
 template<class ElementType>
 __device__ inline Packed128<ElementType> load_elements(const ElementType* address, int left) {
     Packed128<ElementType> packet = Packed128<ElementType>::zeros();
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) packet[i] = address[i];
     }
@@ -236,19 +236,19 @@ __device__ inline void sum_tile(float (*columns)[(8 * x128::size)], const floatX
     if (o < OC) {
         for (int row = (blockIdx.y * blockDim.z + threadIdx.z) * 4 + threadIdx.x; row < rows; row += AtOnce * stride) {
             x128 packets[AtOnce];
-
+            #pragma unroll
             for (int i = 0; i < AtOnce; ++i) {
                 const int at = row + i * stride;
                 packets[i] = at < rows ? load_packet(dout + (size_t)at * OC + o, OC - o) : x128::zeros();
             }
-
+            #pragma unroll
             for (int i = 0; i < AtOnce; ++i) {
                 for (int k = 0; k < x128::size; ++k) sums[k] += (float)packets[i][k];
             }
         }
     }
 
-
+    #pragma unroll
     for (int k = 0; k < x128::size; ++k) {
         sums[k] += __shfl_xor_sync(0xffffffffu, sums[k], 1);
         sums[k] += __shfl_xor_sync(0xffffffffu, sums[k], 2);

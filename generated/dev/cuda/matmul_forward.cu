@@ -13,7 +13,7 @@ struct alignas(16) Packed128 {
     }
     __device__ static Packed128 constant(ElementType value) {
         Packed128 filled;
-
+        #pragma unroll
         for (int i = 0; i < size; ++i) filled.lanes[i] = value;
         return filled;
     }
@@ -47,7 +47,7 @@ __device__ inline bool is_aligned128(const ElementType* address) {
 #line 219 "dev/cuda/common.h"
 template<class ElementType>
 __device__ inline void store_elements(ElementType* target, const Packed128<ElementType>& packet, int left) {
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) target[i] = packet[i];
     }
@@ -129,15 +129,15 @@ __global__ void __launch_bounds__(16*16) matmul_forward_kernel4(float* out, cons
         __syncthreads();
         for (int k = 0; k < 16; ++k) {
             float x[8], w[8];
-
+            #pragma unroll
             for (int half_patch = 0; half_patch < 8; half_patch += 4) {
                 const int apart = half_patch * 16;
                 st_vec(x + half_patch, ld_vec(&xs[k][apart + threadIdx.y * 4]));
                 st_vec(w + half_patch, ld_vec(&ws[k][apart + threadIdx.x * 4]));
             }
-
+            #pragma unroll
             for (int i = 0; i < 8; ++i) {
-
+                #pragma unroll
                 for (int j = 0; j < 8; ++j) sums[i][j] = fmaf(x[i], w[j], sums[i][j]);
             }
         }
@@ -145,10 +145,10 @@ __global__ void __launch_bounds__(16*16) matmul_forward_kernel4(float* out, cons
     }
 
 
-
+    #pragma unroll
     for (int i = 0; i < 8; ++i) {
         float* y = out + (row0 + i / 4 * 64 + threadIdx.y * 4 + i % 4) * OC;
-
+        #pragma unroll
         for (int j = 0; j < 8; j += 4) {
             const int o = col0 + j * 16 + threadIdx.x * 4;
             f128 packet;

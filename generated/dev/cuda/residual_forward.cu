@@ -43,7 +43,7 @@ struct alignas(16) Packed128 {
     }
     __device__ static Packed128 constant(ElementType value) {
         Packed128 filled;
-
+        #pragma unroll
         for (int i = 0; i < size; ++i) filled.lanes[i] = value;
         return filled;
     }
@@ -84,7 +84,7 @@ __device__ inline bool is_aligned128(const ElementType* address) {
 template<class ElementType>
 __device__ inline Packed128<ElementType> load_elements(const ElementType* address, int left) {
     Packed128<ElementType> packet = Packed128<ElementType>::zeros();
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) packet[i] = address[i];
     }
@@ -93,7 +93,7 @@ __device__ inline Packed128<ElementType> load_elements(const ElementType* addres
 #line 219 "dev/cuda/common.h"
 template<class ElementType>
 __device__ inline void store_elements(ElementType* target, const Packed128<ElementType>& packet, int left) {
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) target[i] = packet[i];
     }
@@ -128,7 +128,7 @@ __global__ void residual_forward_kernel2(floatX* out, const floatX* inp1, const 
     if (first >= N) return;
     x128 total = load_packet(inp1 + first, N - first);
     const x128 other = load_packet(inp2 + first, N - first);
-
+    #pragma unroll
     for (int i = 0; i < x128::size; ++i) total[i] = (floatX)((float)total[i] + (float)other[i]);
     store_packet(out + first, total, N - first);
 }

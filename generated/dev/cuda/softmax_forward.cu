@@ -100,7 +100,7 @@ struct alignas(16) Packed128 {
     }
     __device__ static Packed128 constant(ElementType value) {
         Packed128 filled;
-
+        #pragma unroll
         for (int i = 0; i < size; ++i) filled.lanes[i] = value;
         return filled;
     }
@@ -143,7 +143,7 @@ __device__ inline bool is_aligned128(const ElementType* address) {
 template<class ElementType>
 __device__ inline Packed128<ElementType> load_elements(const ElementType* address, int left) {
     Packed128<ElementType> packet = Packed128<ElementType>::zeros();
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) packet[i] = address[i];
     }
@@ -152,7 +152,7 @@ __device__ inline Packed128<ElementType> load_elements(const ElementType* addres
 #line 219 "dev/cuda/common.h"
 template<class ElementType>
 __device__ inline void store_elements(ElementType* target, const Packed128<ElementType>& packet, int left) {
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) target[i] = packet[i];
     }
@@ -228,32 +228,32 @@ __global__ void softmax_forward_kernel2(float* out, const float* inp, int N, int
 #line 115 "dev/cuda/softmax_forward.cu"
 __device__ inline void softmax_of_kept_row(float* p, const float* x, int C) {
     f128 row[8];
-
+    #pragma unroll
     for (int i = 0; i < 8; ++i) {
         const int c = (i * 32 + threadIdx.x) * f128::size;
         if (c < C) row[i] = load128(x + c);
         else row[i] = f128::constant(-INFINITY);
     }
     float top = -INFINITY, total = 0.0f;
-
+    #pragma unroll
     for (int i = 0; i < 8; ++i) {
-
+        #pragma unroll
         for (int k = 0; k < f128::size; ++k) top = fmaxf(top, row[i][k]);
     }
     top = warpReduceMax(top);
-
+    #pragma unroll
     for (int i = 0; i < 8; ++i) {
-
+        #pragma unroll
         for (int k = 0; k < f128::size; ++k) {
             row[i][k] = expf(row[i][k] - top);
             total += row[i][k];
         }
     }
     const float scale = 1.0f / warpReduceSum(total);
-
+    #pragma unroll
     for (int i = 0; i < 8; ++i) {
         const int c = (i * 32 + threadIdx.x) * f128::size;
-
+        #pragma unroll
         for (int k = 0; k < f128::size; ++k) row[i][k] *= scale;
         if (c < C) store128(p + c, row[i]);
     }
@@ -360,7 +360,7 @@ __global__ void softmax_forward_kernel7(float* out, const float* inp, int N, int
     const int first = threadIdx.x * f128::size, step = blockDim.x * f128::size;
 
     float top = -INFINITY;
-
+    #pragma unroll 4
     for (int c = first; c < C; c += step) {
         const f128 packet = load_packet(x + c, C - c);
         store128(staged + c, packet);

@@ -13,7 +13,7 @@ struct alignas(16) Packed128 {
     }
     __device__ static Packed128 constant(ElementType value) {
         Packed128 filled;
-
+        #pragma unroll
         for (int i = 0; i < size; ++i) filled.lanes[i] = value;
         return filled;
     }
@@ -48,7 +48,7 @@ __device__ inline bool is_aligned128(const ElementType* address) {
 template<class ElementType>
 __device__ inline Packed128<ElementType> load_elements(const ElementType* address, int left) {
     Packed128<ElementType> packet = Packed128<ElementType>::zeros();
-
+    #pragma unroll
     for (int i = 0; i < Packed128<ElementType>::size; ++i) {
         if (i < left) packet[i] = address[i];
     }
@@ -108,7 +108,7 @@ __device__ void matmul_tri_registers(float* p, int PS, const float* k, int KS, c
     const int j0 = blockIdx.x * 128 + threadIdx.x;
     const float* queries[8];
     const float* keys[8];
-
+    #pragma unroll
     for (int n = 0; n < 8; ++n) {
         queries[n] = q + (size_t)min(T - 1, i0 + n * 16) * QS;
         keys[n] = k + (size_t)min(T - 1, j0 + n * 16) * KS;
@@ -116,19 +116,19 @@ __device__ void matmul_tri_registers(float* p, int PS, const float* k, int KS, c
     float dots[8][8] = {};
     for (int s = 0; s < HS; ++s) {
         float right[8];
-
+        #pragma unroll
         for (int c = 0; c < 8; ++c) right[c] = keys[c][s];
-
+        #pragma unroll
         for (int r = 0; r < 8; ++r) {
             const float left = queries[r][s];
-
+            #pragma unroll
             for (int c = 0; c < 8; ++c) dots[r][c] += left * right[c];
         }
     }
-
+    #pragma unroll
     for (int r = 0; r < 8; ++r) {
         const int i = i0 + r * 16;
-
+        #pragma unroll
         for (int c = 0; c < 8; ++c) {
             const int j = j0 + c * 16;
             if (i < T && j <= i) p[(size_t)i * PS + j] = alpha * dots[r][c];
@@ -174,18 +174,18 @@ __device__ void matmul_tri3(float* p, int PS, const float* k, int KS, const floa
     float dots[8][8] = {};
     for (int s = 0; s < HS; s += 4) {
         float4 right[8];
-
+        #pragma unroll
         for (int c = 0; c < 8; ++c) right[c] = ld_vec(k + (size_t)min(T - 1, j0 + c) * KS + s);
-
+        #pragma unroll
         for (int r = 0; r < 8; ++r) {
             const float4 left = ld_vec(q + (size_t)min(T - 1, i0 + r) * QS + s);
-
+            #pragma unroll
             for (int c = 0; c < 8; ++c) {
                 dots[r][c] += left.x * right[c].x + left.y * right[c].y + left.z * right[c].z + left.w * right[c].w;
             }
         }
     }
-
+    #pragma unroll
     for (int r = 0; r < 8; ++r) {
         store_up_to_diagonal(p, PS, i0 + r, j0, T, times(alpha, dots[r]));
         store_up_to_diagonal(p, PS, i0 + r, j0 + 4, T, times(alpha, dots[r] + 4));
@@ -199,7 +199,7 @@ __device__ inline void stage_slice(float (*staged)[(128 + 4)], const float* from
         const int row = n / packets, s = n % packets * f128::size;
         const int left = row0 + row < T ? HS - (s0 + s) : 0;
         const f128 packet = left > 0 ? load_packet(from + (size_t)(row0 + row) * stride + s0 + s, left) : f128::zeros();
-
+        #pragma unroll
         for (int i = 0; i < f128::size; ++i) staged[s + i][row] = packet[i];
     }
 }
@@ -215,18 +215,18 @@ __device__ void matmul_tri4(float* p, int PS, const float* k, int KS, const floa
         stage_slice(queries, q, QS, i0, T, s0, HS);
         stage_slice(keys, k, KS, j0, T, s0, HS);
         __syncthreads();
-
+        #pragma unroll 4
         for (int s = 0; s < 32; ++s) {
             float left[8], right[8];
             st_vec(left, ld_vec(&queries[s][y]));
             st_vec(left + 4, ld_vec(&queries[s][y + 128 / 2]));
             st_vec(right, ld_vec(&keys[s][x]));
             st_vec(right + 4, ld_vec(&keys[s][x + 128 / 2]));
-
+            #pragma unroll
             for (int n = 0; n < 8 * 8; ++n) dots[n / 8][n % 8] += left[n / 8] * right[n % 8];
         }
     }
-
+    #pragma unroll
     for (int r = 0; r < 8; ++r) {
         const int i = i0 + y + r % 4 + r / 4 * (128 / 2);
         store_up_to_diagonal(p, PS, i, j0 + x, T, times(alpha, dots[r]));
