@@ -39,7 +39,8 @@ def features_of_kernels(text: str, known: frozenset[str]) -> list[str]:
             continue
         word, rest = directive[1], directive[2].split("//")[0].strip()
         if word == "define":
-            defined.add(rest.split("(")[0].split()[0] if rest else "")
+            # What a broken line defines has no name; the preprocessor says so.
+            defined.update(re.findall(r"^\w+", rest))
         elif word in ("if", "ifdef"):
             plain = _FEATURE.fullmatch(rest)
             stack.append(_Conditional(plain[1] if plain and not plain[1].isdigit() else None))

@@ -24,6 +24,10 @@ KERNEL = "__global__ void k(float* x) { x[0] = 1; }"
         (f"#ifdef WITH_IT\n// {KERNEL}\n#endif", []),
         (f"#if VERSION > 2\n{KERNEL}\n#endif", []),
         ("#ifdef WITH_IT\nint x;\n#endif", []),
+        *(
+            (f"#define{rest}\n#ifdef WITH_IT\n{KERNEL}\n#endif", ["WITH_IT"])
+            for rest in ("", " (", " ()", " +1", " (x) y")
+        ),
     ],
 )
 def test_features(text: str, features: list[str]) -> None:
