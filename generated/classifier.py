@@ -64,6 +64,8 @@ class FusedClassifierFunction(Function):
         """Return loss."""
         logits = take("FusedClassifier", "logits", logits, DTYPES)
         N, Vp = rows("FusedClassifier", "logits", logits)
+        require("FusedClassifier", 0 < V <= Vp, "0 < V <= Vp", V=V, Vp=Vp)
+        require("FusedClassifier", accumulation > 0, "accumulation > 0", accumulation=accumulation)
         targets = take_indices("FusedClassifier", "targets", targets, logits.shape[:-1], V, "logits", logits)
         lead = logits.shape[:-1]
         dtype = logits.dtype
@@ -72,8 +74,6 @@ class FusedClassifierFunction(Function):
         ctx.V = V
         ctx.accumulation = accumulation
         ctx.inplace = inplace
-        require("FusedClassifier", 0 < V <= Vp, "0 < V <= Vp", V=V, Vp=Vp)
-        require("FusedClassifier", accumulation > 0, "accumulation > 0", accumulation=accumulation)
         given = logits if inplace else writable(logits)
         losses = zeros((N,), float32, logits)
         share = 1.0 / max(N * accumulation, 1)

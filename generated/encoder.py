@@ -107,6 +107,7 @@ class EncoderFunction(Function):
         V = length("Encoder", "wte", wte, 0, 2)
         C = length("Encoder", "wte", wte, 1, 2)
         L = length("Encoder", "wpe", wpe, 0, 2)
+        require("Encoder", T <= L, "T <= L", T=T, L=L)
         inp = take_indices("Encoder", "inp", inp, inp.shape, V, "wte", wte)
         wpe = take_like("Encoder", "wpe", wpe, (L, C), "wte", wte)
         lead = inp.shape[:-1]
@@ -114,7 +115,6 @@ class EncoderFunction(Function):
         vector = 16 // dtype.itemsize
         ctx.L = L
         ctx.V = V
-        require("Encoder", T <= L, "T <= L", T=T, L=L)
         out = empty((*lead, T, C), dtype, wte)
         if C % vector == 0:
             encoder_forward(out, inp, wte, wpe, N, T, C)

@@ -32,6 +32,7 @@ from llmc2py.runtime.ops import (
     empty,
     length,
     ones,
+    require,
     rows,
     take,
     take_like,
@@ -294,6 +295,7 @@ class LinearFunction(Function):
         lead = inp.shape[:-1]
         dtype = inp.dtype
         ctx.C = C
+        require("Linear", OC > 0, "OC > 0", OC=OC)
         out = empty((*lead, OC), dtype, inp)
         matmul_forward_cublaslt(out, inp, weight, bias, N, 1, C, OC, None, 0)
         ctx.save(inp, weight, bias)

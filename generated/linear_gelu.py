@@ -17,6 +17,7 @@ from llmc2py.runtime.ops import (
     empty,
     length,
     ones,
+    require,
     rows,
     take,
     take_like,
@@ -60,6 +61,7 @@ class LinearGeLUFunction(Function):
         lead = inp.shape[:-1]
         dtype = inp.dtype
         ctx.C = C
+        require("LinearGeLU", OC > 0, "OC > 0", OC=OC)
         sums = empty((*lead, OC), dtype, inp)
         out = empty((*lead, OC), dtype, inp)
         if OC % 8 == 0:

@@ -16,6 +16,7 @@ from llmc2py.runtime.ops import (
     empty,
     length,
     ones,
+    require,
     rows,
     take,
     take_like,
@@ -66,6 +67,7 @@ class MLPFunction(Function):
         lead = inp.shape[:-1]
         dtype = inp.dtype
         ctx.H = H
+        require("MLP", C > 0 and H > 0, "C > 0 and H > 0", C=C, H=H)
         sums = empty((*lead, H), dtype, inp)
         active = empty((*lead, H), dtype, inp)
         if H % 8 == 0:

@@ -28,7 +28,7 @@ def function_values(op: OpPlan) -> dict[str, Any]:
     inputs = [*op.inputs, *op.parameters]
     arguments = [*(one.name for one in inputs), *(one.name for one in op.options)]
     prelude, kept = _backward_prelude(op)
-    forward = [*_forward_prelude(op, kept), *op.forward.lines]
+    forward = _requirements_first(_forward_prelude(op, kept), op)
     backward = [*prelude, *op.backward.lines]
     names = {"take", *op.forward.names, *op.backward.names}
     text = "\n".join([*forward, *backward])
@@ -122,6 +122,21 @@ def _forward_prelude(op: OpPlan, kept: list[str]) -> list[str]:
     if "dtype" in used:
         lines.append(f"dtype = {anchor.name}.dtype")
     return lines + _vector(op.forward) + [f"ctx.{name} = {name}" for name in kept]
+
+
+def _requirements_first(prelude: list[str], op: OpPlan) -> list[str]:
+    """Join prelude and recipe; what the recipe begins by requiring of sizes is asked before indices are looked at.
+
+    Whether an index is too large is no question where the size that it is below is wrong itself.
+    """
+    lines = list(op.forward.lines)
+    place = next((number for number, line in enumerate(prelude) if " = take_indices(" in line), len(prelude))
+    known = {name for line in prelude[:place] for name in line.partition(" = ")[0].split(", ")}
+    known |= {one.name for one in op.options}
+    while lines and lines[0].startswith("require(") and known.issuperset(re.findall(r", (\w+)=\1\b", lines[0])):
+        prelude = [*prelude[:place], lines.pop(0), *prelude[place:]]
+        place += 1
+    return prelude + lines
 
 
 def _lead_sizes(op: OpPlan, known: set[str]) -> list[str]:

@@ -306,3 +306,25 @@ def test_a_division_by_zero_in_a_launcher_names_it(bench, package):
 def test_a_layer_of_no_precision(bench, dtype):
     with pytest.raises(TypeError, match=f"{dtype!r} is no precision; it is one of float32, float16, bfloat16"):
         bench.layers.LayerNorm(8, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "width", "message"),
+    [
+        ("Linear", (8, 0), 8, r"^Linear needs OC > 0, but OC = 0$"),
+        ("LinearGeLU", (8, 0), 8, r"^LinearGeLU needs OC > 0, but OC = 0$"),
+        ("MLP", (0, 8), 0, r"^MLP needs C > 0 and H > 0, but C = 0, H = 8$"),
+        ("MLP", (8, 0), 8, r"^MLP needs C > 0 and H > 0, but C = 8, H = 0$"),
+    ],
+)
+def test_layers_of_no_columns(bench, name, sizes, width, message):
+    layer = getattr(bench.layers, name)(*sizes)
+    with pytest.raises(ValueError, match=message):
+        layer(bench.xp.zeros((3, width), np.float32))
+
+
+@pytest.mark.parametrize("size", [0, -1, 9])
+def test_a_vocabulary_that_does_not_fit_is_told_before_an_index_that_is_not_below_it(bench, size):
+    arrays = bench.xp.zeros((3, 8), np.float32), bench.xp.full(3, 20, np.int32)
+    with pytest.raises(ValueError, match=rf"^FusedClassifier needs 0 < V <= Vp, but V = {size}, Vp = 8$"):
+        bench.layers.FusedClassifier(size)(*arrays)
