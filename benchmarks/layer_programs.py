@@ -167,19 +167,16 @@ class Ours:
     def backward(self) -> Call | None:
         """Return the backward pass of all copies, behind `forward`; None where it launches nothing."""
         nodes = [outputs[0].node for outputs in self._outputs]
-        # As for a loss whose backward() is called without a gradient.
-        for node in nodes:
-            node.starts_alone = self._data.case.name == "FusedClassifier"
 
         def run() -> list[Any]:
             pairs = zip(nodes, self._data.gradients, strict=True)
             return [_as_tuple(node.function_.backward(node, *gradients)) for node, gradients in pairs]
 
-        if self._data.case.is_captured and not self._data.case.idle:
+        if self._data.case.is_captured and not self._data.case.is_idle:
             replay, self._found = self._device.capture(run)
         else:
             replay, self._found = run, run()
-        return None if self._data.case.idle else replay
+        return None if self._data.case.is_idle else replay
 
     def results(self) -> list[np.ndarray[Any, Any]]:
         """Return outputs and gradients of the first copy, or their beginnings, in float32."""
@@ -231,9 +228,9 @@ class Torch:
             triples = zip(self._outputs, leaves, self._gradients, strict=True)
             return [gradient(out, inputs, dout, retain_graph=True) for out, inputs, dout in triples]
 
-        captured = self._data.case.is_captured and self._data.case.idle != "all"
+        captured = self._data.case.is_captured and not self._data.case.is_idle
         replay, self._found = self._captured(run) if captured else (run, run())
-        return None if self._data.case.idle == "all" else replay
+        return None if self._data.case.is_idle else replay
 
     def results(self) -> list[np.ndarray[Any, Any]]:
         """Return outputs and gradients of the first copy, or their beginnings, in float32."""

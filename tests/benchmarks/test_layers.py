@@ -108,7 +108,7 @@ def test_it_runs_on_the_cpu(tmp_path: Path) -> None:
     assert [row["pass"] for row in ours] == ["forward", "backward", "both"] * len(layers)
     assert not [row for row in report["rows"] if "failed" in row or "disagrees" in row]
     idle = {row["layer"] for row in ours if row["us"] is None}
-    assert idle == {"Residual", "FusedClassifier"}
+    assert idle == {"Residual"}
     for row in ours:
         if row["pass"] != "both" and row["us"] is not None:
             assert row["gb_s"] == pytest.approx(row["bytes"] / row["us"] * 1e-3)
