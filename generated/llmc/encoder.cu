@@ -52,14 +52,12 @@ __device__ Packed128<ElementType> load128(const ElementType* address) {
     const int4* from = reinterpret_cast<const int4*>(address);
     return Packed128<ElementType>(*from);
 }
-#if defined(SLICE_wpe_backward_kernel)
 #line 67 "llmc/cuda_utils.cuh"
 template<class ElementType>
 __device__ void store128(ElementType* target, Packed128<ElementType> value) {
     int4* to = reinterpret_cast<int4*>(target);
     *to = value.get_bits();
 }
-#endif
 #line 87 "llmc/cuda_utils.cuh"
 template<class ElementType>
 __device__ inline bool is_aligned128(const ElementType* address) {
@@ -75,7 +73,6 @@ __device__ inline Packed128<ElementType> load_elements(const ElementType* addres
     }
     return packet;
 }
-#if defined(SLICE_wpe_backward_kernel)
 #line 103 "llmc/cuda_utils.cuh"
 template<class ElementType>
 __device__ inline void store_elements(ElementType* target, const Packed128<ElementType>& packet, int left) {
@@ -84,14 +81,12 @@ __device__ inline void store_elements(ElementType* target, const Packed128<Eleme
         if (i < left) target[i] = packet[i];
     }
 }
-#endif
 #line 114 "llmc/cuda_utils.cuh"
 template<bool Whole = false, class ElementType>
 __device__ inline Packed128<ElementType> load_packet(const ElementType* address, int left) {
     const bool one_piece = Whole || (left >= Packed128<ElementType>::size && is_aligned128(address));
     return one_piece ? load128(address) : load_elements(address, left);
 }
-#if defined(SLICE_wpe_backward_kernel)
 #line 121 "llmc/cuda_utils.cuh"
 template<bool Whole = false, class ElementType>
 __device__ inline void store_packet(ElementType* target, const Packed128<ElementType>& packet, int left) {
@@ -99,7 +94,6 @@ __device__ inline void store_packet(ElementType* target, const Packed128<Element
     if (one_piece) store128(target, packet);
     else store_elements(target, packet, left);
 }
-#endif
 #line 246 "llmc/cuda_utils.cuh"
 __device__ __host__ constexpr unsigned int SquirrelNoise5(unsigned int positionX, unsigned int seed) {
     unsigned int h = positionX * 0x9e3779b1u + (seed ^ 0x7f4a7c15u);
@@ -134,7 +128,25 @@ __device__ inline void add_rounded(floatX* gradient, float addend, unsigned int 
     stochastic_rounding((float)*gradient + addend, gradient, seed);
 }
 #if defined(SLICE_wte_backward_kernel)
-#line 49 "llmc/encoder.cuh"
+#line 51 "llmc/encoder.cuh"
+__device__ inline void add_few_places(floatX* row, const int* places, int count, const floatX* dout, unsigned int seed, int c, int C) {
+    const int left = C - c;
+    if (left <= 0) return;
+
+    x128 updated = load_packet(row + c, left);
+    float sum[x128::size] = {};
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        if (i >= count) break;
+        const x128 gradient = load_packet(dout + (size_t)places[i] * C + c, left);
+        #pragma unroll
+        for (int k = 0; k < x128::size; ++k) sum[k] += (float)gradient[k];
+    }
+    #pragma unroll
+    for (int k = 0; k < x128::size; ++k) add_rounded(&updated[k], sum[k], seed + k);
+    store_packet(row + c, updated, left);
+}
+#line 71 "llmc/encoder.cuh"
 template <int BLOCK_SIZE=256>
 __global__ void wte_backward_kernel(floatX* dwte, const int4* bucket_info, const int* workload_indices, const floatX* dout, const int* inp, unsigned int seed, int B, int T, int C) {
     constexpr int WARPS = BLOCK_SIZE / 32;
@@ -148,6 +160,10 @@ __global__ void wte_backward_kernel(floatX* dwte, const int4* bucket_info, const
     const int lane = threadIdx.x % 32;
     const int origin = bucket.w * COLUMNS;
     const int c = origin + lane * x128::size;
+    if (bucket.y <= 4) {
+        if (warp == 0) add_few_places(dwte + (size_t)bucket.z * C, places, bucket.y, dout, seed, c, C);
+        return;
+    }
 
     float sum[x128::size] = {};
     #pragma unroll 2
@@ -170,7 +186,7 @@ __global__ void wte_backward_kernel(floatX* dwte, const int4* bucket_info, const
 }
 #endif
 #if defined(SLICE_wpe_backward_kernel)
-#line 84 "llmc/encoder.cuh"
+#line 110 "llmc/encoder.cuh"
 __global__ void wpe_backward_kernel(floatX* dwpe, const floatX* dout, const int* inp, int B, int T, int C, unsigned int seed) {
     const size_t per_row = (((C) + (x128::size) - 1) / (x128::size));
     const size_t packets = per_row * T;

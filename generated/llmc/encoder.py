@@ -15,7 +15,7 @@ wte_backward_kernel = Kernel(
     SOURCE,
     "wte_backward_kernel",
     [
-        Param("dwte", "floatX*", intent="accumulate"),
+        Param("dwte", "floatX*", intent="inout"),
         Param("bucket_info", "const int4*", intent="in"),
         Param("workload_indices", "const int*", intent="in"),
         Param("dout", "const floatX*", intent="in"),
@@ -25,7 +25,7 @@ wte_backward_kernel = Kernel(
         Param("T", "int"),
         Param("C", "int"),
     ],
-    origin="llmc/encoder.cuh:49",
+    origin="llmc/encoder.cuh:71",
     template=[TemplateParam("BLOCK_SIZE", "int", default=256)],
 )
 
@@ -41,9 +41,9 @@ wpe_backward_kernel = Kernel(
         Param("C", "int"),
         Param("seed", "unsigned int"),
     ],
-    origin="llmc/encoder.cuh:84",
+    origin="llmc/encoder.cuh:110",
 )
 
 encoder_backward = replacements.Replacement(
-    replacements.encoder_backward, [wpe_backward_kernel, wte_backward_kernel], origin="llmc/encoder.cuh:120"
+    replacements.encoder_backward, [wpe_backward_kernel, wte_backward_kernel], origin="llmc/encoder.cuh:146"
 )

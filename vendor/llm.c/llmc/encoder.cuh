@@ -44,6 +44,28 @@ __global__ void encoder_forward_kernel3(floatX* out, const int* inp, const float
 // ---------------------------------------------------------------------------------------------------------------
 // backward
 
+// Buckets of so many places or fewer, most of those of a large vocabulary, are left to one warp of their block.
+#define FEW_PLACES 4
+
+// What a lane does for such a bucket: its packet of columns from c on, straight from dout to the token's row.
+__device__ inline void add_few_places(floatX* row, const int* places, int count, const floatX* dout, unsigned int seed, int c, int C) {
+    const int left = C - c;
+    if (left <= 0) return;
+    // Asked for first: it takes as long as the gradients, and needs none of them.
+    x128 updated = load_packet(row + c, left);
+    float sum[x128::size] = {};
+    #pragma unroll
+    for (int i = 0; i < FEW_PLACES; ++i) {
+        if (i >= count) break;
+        const x128 gradient = load_packet(dout + (size_t)places[i] * C + c, left);
+        #pragma unroll
+        for (int k = 0; k < x128::size; ++k) sum[k] += (float)gradient[k];
+    }
+    #pragma unroll
+    for (int k = 0; k < x128::size; ++k) add_rounded(&updated[k], sum[k], seed + k);
+    store_packet(row + c, updated, left);
+}
+
 // Block b adds up bucket b: x is where its places begin in workload_indices, y how many there are, z the token, w the
 // group of WARP_SIZE * x128::size columns. The warps share the places, a lane has one packet of columns.
 template <int BLOCK_SIZE=256>
@@ -59,6 +81,10 @@ __global__ void wte_backward_kernel(floatX* dwte, const int4* bucket_info, const
     const int lane = threadIdx.x % WARP_SIZE;
     const int origin = bucket.w * COLUMNS;
     const int c = origin + lane * x128::size;
+    if (bucket.y <= FEW_PLACES) { // the whole block agrees
+        if (warp == 0) add_few_places(dwte + (size_t)bucket.z * C, places, bucket.y, dout, seed, c, C);
+        return;
+    }
 
     float sum[x128::size] = {};
     #pragma unroll 2
