@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import re
 import tomllib
@@ -19,12 +20,13 @@ from llmc2py.ir.plans import ArraySpec, CReferenceCall, OptionSpec, VariantCall
 _KEYS = LAYER.required.keys() | LAYER.optional.keys()
 
 
-def builtin_entries() -> list[CatalogEntry]:
+@functools.cache
+def builtin_entries() -> tuple[CatalogEntry, ...]:
     """Return the entries that come with llmc2py, by name."""
     folder = resources.files(__name__)
     files = sorted((item for item in folder.iterdir() if item.name.endswith(".toml")), key=lambda item: item.name)
     texts = {f"catalog/{item.name}": item.read_text(encoding="utf-8") for item in files}
-    return [replace(parse_entry(text, file), is_builtin=True) for file, text in texts.items()]
+    return tuple(replace(parse_entry(text, file), is_builtin=True) for file, text in texts.items())
 
 
 def builtin_replacements() -> list[Replacement]:

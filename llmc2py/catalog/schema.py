@@ -149,7 +149,8 @@ SHAPE = _text(
 )
 CALL = _text('a call as text: "function(a, b)"', r"\s*\w+\s*\(.*\)\s*")
 ARGUMENTS = _text('arguments in brackets as text: "(a, b)"', r"\s*\(.*\)\s*")
-TEXTS, NAMES = ListOf(LINE, "texts"), ListOf(NAME, "names")
+SYMBOL = _text("a name of the source", r"[^\W\d]\w*")
+TEXTS, NAMES, SYMBOLS = ListOf(LINE, "texts"), ListOf(NAME, "names"), ListOf(SYMBOL, "names")
 DTYPE = _one_of("float32", "int32", "boolean")
 PRECISION = ListOf(_one_of(*PRECISIONS), "precisions")
 
@@ -175,7 +176,7 @@ _PARAMETER = Fields({"shape": SHAPE}, {**_ABOUT, "init": _one_of("ones", "zeros"
 _OUTPUT = Fields({"shape": SHAPE}, _ABOUT, SHAPE)
 _INTERMEDIATE = Fields({"shape": SHAPE}, {**_ABOUT, "when": LINE, "otherwise": NAME}, SHAPE)
 _OPTION = Fields({"type": _one_of("int", "float", "bool", "str")}, {"default": SCALAR, "doc": TEXT})
-_C = Fields({"function": NAME, "file": LINE, "call": CALL}, {"zeros": NAMES})
+_C = Fields({"function": SYMBOL, "file": LINE, "call": CALL}, {"zeros": NAMES})
 _VARIANT = Fields(
     {"file": LINE, "launchers": LINE, "reference": _one_of("forward", "backward"), "call": ARGUMENTS},
     {"blocks": ListOf(INTEGER, "whole numbers"), "precisions": PRECISION, "zeros": NAMES},
@@ -202,8 +203,8 @@ LAYER = Fields(
     _SHARED | {"layer": NAME, "forward": Fields({"recipe": TEXT}, {"saves": NAMES})},
     {
         "details": TEXT,
-        "launchers": NAMES,
-        "kernels": NAMES,
+        "launchers": SYMBOLS,
+        "kernels": SYMBOLS,
         "uses": TEXTS,
         "parameters": TableOf(_PARAMETER, "a table of arrays"),
         "backward": Fields(
@@ -217,7 +218,7 @@ LAYER = Fields(
         "intermediates": TableOf(_INTERMEDIATE, "a table of arrays"),
         "cases": ListOf(_CASE, "tables"),
         "precisions": PRECISION,
-        "wide": NAMES,
+        "wide": SYMBOLS,
         "autocast": _one_of("lower", "float32", "widest"),
     },
 )

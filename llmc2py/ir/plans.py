@@ -83,6 +83,11 @@ class ArraySpec:
     when: str | None = None
     otherwise: str | None = None
 
+    @property
+    def letters(self) -> tuple[str, ...]:
+        """The letters of the shape: ``3C`` is a multiple of C, and a number has none."""
+        return tuple(letter for axis in self.shape if axis != "*" and (letter := axis.lstrip("0123456789")))
+
 
 @dataclass(frozen=True)
 class OptionSpec:

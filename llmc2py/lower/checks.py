@@ -7,12 +7,14 @@ import ast
 from llmc2py.diagnostics import SourceError, SourceSpan
 from llmc2py.ir.catalog import CatalogEntry
 from llmc2py.ir.plans import CheckPlan
+from llmc2py.lower.entrynames import check_arguments
 
 
 def lower_check(entry: CatalogEntry) -> CheckPlan:
     """Return the plan of an op without a layer. Raises SourceError that names the entry's file and what is wrong."""
     if not entry.inputs or not entry.outputs:
         raise _error(entry, "an op has at least one input and one output")
+    check_arguments(entry)
     letters = {letter for letter, _ in entry.sizes}
     for one in (*entry.inputs, *entry.outputs):
         for letter in (*one.shape, *([one.below] if one.below else [])):

@@ -8,12 +8,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from llmc2py.ir.catalog import CatalogEntry
+from llmc2py.ir.names import PACKAGE_MODULES
 from llmc2py.ir.plans import LaunchPlan
 
 #: A source file, "kernel", "launcher" or "replaced", and a name.
 Home = tuple[str, str, str]
-#: Modules that every package may have beside those of sources and ops.
-_PACKAGE_FILES = frozenset({"__init__", "layers", "optim", "references"})
 
 
 def find_homes(
@@ -58,7 +57,7 @@ def module_paths(files: Iterable[str], ops: Iterable[str]) -> dict[str, str]:
         for file in files
     }
     shared = {path for path, count in Counter(plain.values()).items() if count > 1}
-    taken = {*_PACKAGE_FILES, *ops, *(str(folder) for path in plain.values() for folder in _folders(path))}
+    taken = {*PACKAGE_MODULES, *ops, *(str(folder) for path in plain.values() for folder in _folders(path))}
     found: dict[str, str] = {}
     for file, path in plain.items():
         if path in taken | shared:

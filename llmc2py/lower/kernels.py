@@ -50,7 +50,7 @@ def kernel_symbols(
     beside_ops = {place for entry in entries for place in (entry.source, *listed(entry).values())}
     taken = {path: {launcher.name for launcher in file.launchers} for path, file in files.items()}
     for entry in entries:
-        taken[entry.source].add(entry.name)
+        taken[entry.source] |= {entry.name, f"{entry.layer}Function"}
     symbols = {}
     for path, name in kernels:
         is_taken = name in taken[path] or is_reserved(name) or (path in beside_ops and name in OP_NAMES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 from llmc2py.diagnostics import SourceError, SourceSpan
@@ -12,8 +12,6 @@ from llmc2py.ir.plans import ArraySpec, OpPlan
 from llmc2py.lower.recipes import Callable, RecipeLowering
 
 LEADING = "*"
-#: Names of attributes of the runtime's Context, in which a function keeps values for its backward pass.
-_TAKEN = frozenset({"saved", "save", "accumulator", "needs_grad", "starts_alone", "lead", "dtype", "N"})
 
 
 def lower_entry(
@@ -86,16 +84,9 @@ def anchor_of(inputs: tuple[ArraySpec, ...], parameters: tuple[ArraySpec, ...]) 
     return next(one for one in (*inputs, *parameters) if one.below is None and one.dtype is None)
 
 
-def letters_of(shape: tuple[str, ...]) -> Iterator[str]:
-    """Yield the letters of a shape: ``3C`` is a multiple of C, and a number has none."""
-    for axis in shape:
-        if axis != LEADING and (letter := axis.lstrip("0123456789")):
-            yield letter
-
-
 def _values(entry: CatalogEntry) -> frozenset[str]:
     arrays = (*entry.inputs, *entry.parameters)
-    letters = {letter for one in arrays for letter in letters_of(one.shape)}
+    letters = {letter for one in arrays for letter in one.letters}
     return frozenset({"N", "lead", "dtype", *letters, *(one.name for one in entry.options)})
 
 
@@ -117,12 +108,8 @@ def _check_arrays(entry: CatalogEntry) -> None:
 
 
 def _check_options(entry: CatalogEntry) -> None:
-    named = {letter for one in (*entry.inputs, *entry.parameters) for letter in letters_of(one.shape)}
-    named |= {one.name for one in (*entry.inputs, *entry.parameters, *entry.outputs)} | _TAKEN
-    for one in entry.options:
-        if one.name in named:
-            raise _error(entry, f"option {one.name}: the name is taken")
-    known = named | {one.name for one in entry.options} | {"lead"}
+    known = {letter for one in (*entry.inputs, *entry.parameters) for letter in one.letters}
+    known |= {one.name for one in (*entry.inputs, *entry.parameters)} | {one.name for one in entry.options} | {"lead"}
     for case in entry.cases:
         for name in case:
             if name not in known:

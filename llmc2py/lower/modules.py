@@ -15,6 +15,7 @@ from llmc2py.ir.names import OP_NAMES, is_reserved
 from llmc2py.ir.plans import CheckPlan, LaunchPlan, ModulePlan, NotLowered, OpPlan, PackagePlan, ReplacedLauncher
 from llmc2py.lower.bound import lower_bound
 from llmc2py.lower.checks import lower_check
+from llmc2py.lower.entrynames import check_clashes, check_names, folders_of
 from llmc2py.lower.files import lower_file
 from llmc2py.lower.homes import Home, find_homes
 from llmc2py.lower.kernels import callable_kernels, kernel_symbols, listed
@@ -64,6 +65,10 @@ class _PackageLowering:
         self._replace_launchers()
         ops = {op.name: op for entry in self.entries if (op := self._lower_entry(entry)) is not None}
         entries = [entry for entry in self.entries if entry.name in ops]
+        for entry, error in check_clashes(entries):
+            self._leave_out(entry, error)
+            del ops[entry.name]
+            entries.remove(entry)
         self.homes = find_homes(entries, self.plans, self.kernels, self.replaced)
         modules = [self._module(path, ops) for path in dict.fromkeys([*self.homes.values(), *ops])]
         references = {
@@ -121,27 +126,30 @@ class _PackageLowering:
             place = places.get(entry.name, ""), entry.name
             if place in self.plans or place in self.replaced or self.symbols.get(place) == entry.name:
                 message = f"{entry.name} is a launcher of {place[0]} too: give the op another name"
-                raise SourceError(SourceSpan(entry.file, 1), message)
-            for name in (entry.name, *(name for name, file in places.items() if (file, name) in self.plans)):
+                raise SourceError(entry.places.at("name"), message)
+            launchers = {name for name, file in places.items() if (file, name) in self.plans}
+            for name in launchers:
                 if name in OP_NAMES or is_reserved(name):
-                    message = f"{entry.name}: generated modules use the name {name} themselves: give it another"
-                    raise SourceError(SourceSpan(entry.file, 1), message)
+                    message = f"{entry.name}: generated modules use the name {name} themselves, so not a launcher's"
+                    raise SourceError(self._place_of(entry, name), message)
+            check_names(entry, launchers, folders_of(self.files))
             callables = {name: self._callable(entry, file, name) for name, file in places.items()}
             precisions = entry.precisions or self._precisions(entry)
             return lower_entry(entry, callables, precisions, self._origin(entry, places))
         except SourceError as error:
-            diagnostic = error.diagnostic
-            message = f"{diagnostic.message}; the layer {entry.layer} is left out"
-            self.diagnostics.append(Diagnostic(Severity.ERROR, diagnostic.span, message))
+            self._leave_out(entry, error)
             return None
+
+    def _leave_out(self, entry: CatalogEntry, error: SourceError) -> None:
+        what = f"the layer {entry.layer} is left out" if entry.layer else "its launchers are not checked"
+        message = f"{error.diagnostic.message}; {what}"
+        self.diagnostics.append(Diagnostic(Severity.ERROR, error.diagnostic.span, message))
 
     def _lower_check(self, entry: CatalogEntry) -> CheckPlan | None:
         try:
             return lower_check(entry)
         except SourceError as error:
-            diagnostic = error.diagnostic
-            message = f"{diagnostic.message}; its launchers are not checked"
-            self.diagnostics.append(Diagnostic(Severity.ERROR, diagnostic.span, message))
+            self._leave_out(entry, error)
             return None
 
     def _callable(self, entry: CatalogEntry, file: str, name: str) -> Callable:
@@ -157,7 +165,18 @@ class _PackageLowering:
             (one for one in self.not_lowered if one.launcher.name == name and one.launcher.span.file == file), None
         )
         why = f" ({reason.span}: {reason.reason})" if reason else ""
-        raise SourceError(SourceSpan(entry.file, 1), f"{entry.name}: {file} has no launcher or kernel {name}{why}")
+        raise SourceError(self._place_of(entry, name), f"{entry.name}: {file} has no launcher or kernel {name}{why}")
+
+    @staticmethod
+    def _place_of(entry: CatalogEntry, name: str) -> SourceSpan:
+        """Return where an entry lists a launcher or kernel."""
+        lists = {"launchers": entry.launchers, "kernels": entry.kernels, "uses": entry.uses}
+        return next(
+            entry.places.at(key, index)
+            for key, items in lists.items()
+            for index, item in enumerate(items)
+            if item.rpartition(":")[2] == name
+        )
 
     def _origin(self, entry: CatalogEntry, places: Mapping[str, str]) -> str:
         """Return the place of the first launcher or kernel that an op uses."""

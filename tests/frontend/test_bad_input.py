@@ -244,7 +244,7 @@ def test_entry_of_a_launcher_that_is_not_there(tree):
     )
     made = generate(folder)
     (error,) = [str(item) for item in made.diagnostics]
-    assert error.startswith("relu.toml:1:1: error: relu: good.cu has no launcher or kernel absent")
+    assert error.startswith("relu.toml:5:14: error: relu: good.cu has no launcher or kernel absent")
     assert "the layer ReLU is left out" in error
     assert "good.py" in made.files
     assert "layers.py" not in made.files

@@ -128,7 +128,9 @@ def test_a_kernel_goes_to_the_op_that_lists_it_not_to_one_that_launches_it(lower
 
 def test_an_entry_that_does_not_fit_leaves_everything_to_its_file(lower: Any) -> None:
     plan, said = lower({"lib/tools.cuh": HEADER}, (ENTRY.replace('["run"]', '["ran"]'),))
-    expected = "op.toml:1:1: error: double_of: lib/tools.cuh has no launcher or kernel ran; the layer Twice is left out"
+    expected = (
+        "op.toml:5:14: error: double_of: lib/tools.cuh has no launcher or kernel ran; the layer Twice is left out"
+    )
     assert said == [expected]
     assert contents(plan) == {"lib/tools": (["fill", "twice"], ["fill_all", "run"])}
 

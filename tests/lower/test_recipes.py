@@ -283,11 +283,11 @@ backward = "dinp = 2 * dout"
         ("run(dinp, dout, N)", "run(dout, dinp, N)", "20:1", "recipe: run writes to out; dout belongs "),
         ("dinp = empty_like(dout)", "dinp = (", "19:8", "recipe: '(' was never closed"),
         ("run(out, inp, N)", "run(out, inp, N)\nrun(out, inp)", "14:1", "recipe: run takes"),
-        ('launchers = ["run"]', 'launchers = ["walk"]', "1:1", "twice.cu has no launcher or kernel walk"),
+        ('launchers = ["run"]', 'launchers = ["walk"]', "5:14", "twice.cu has no launcher or kernel walk"),
         ('gradients = { inp = "dinp" }', 'gradients = { inp = "d" }', "1:1", "backward computes no d;"),
         ('gradients = { inp = "dinp" }', 'gradients = { i = "dinp" }', "1:1", "backward gives gradients of ['i'],"),
         ('out = { shape = "*"', 'outs = { shape = "*"', "1:1", "forward computes no outs"),
-        ('inp = { shape = "*"', 'inp = { shape = "N"', "1:1", "shape of inp: inputs and outputs begin"),
+        ('inp = { shape = "*"', 'inp = { shape = "C"', "1:1", "shape of inp: inputs and outputs begin"),
         ('forward = "out = 2 * inp"', 'forward = "out = 2 *"', "1:1", "reference.forward: invalid syntax"),
     ],
 )
@@ -404,9 +404,9 @@ def test_a_pass_begins_with_checks_sizes_and_what_is_kept(tmp_path: pathlib.Path
         ("scale(kept, NH)", "scale(dout, NH)", "29:1", "recipe: scale writes to dout, which belongs to the caller"),
         ("require(C % NH == 0)", "require(C % HS == 0)", "22:13", "recipe: HS is not known here"),
         ("accumulator(table)", "accumulator(kept)", "31:10", "recipe: accumulator(kept): an input of the op is added"),
-        ('NH = { type = "int" }', 'C = { type = "int" }', "1:1", "many: option C: the name is taken"),
-        ('mode = { type = "str"', 'saved = { type = "str"', "1:1", "many: option saved: the name is taken"),
-        ('mode = { type = "str"', 'inp = { type = "str"', "1:1", "many: option inp: the name is taken"),
+        ('NH = { type = "int" }', 'C = { type = "int" }', "13:1", "many: the name C is taken by inputs.inp.shape"),
+        ('mode = { type = "str"', 'saved = { type = "str"', "14:1", "many: the context of a pass has a saved"),
+        ('mode = { type = "str"', 'inp = { type = "str"', "14:1", "many: the name inp is taken by inputs.inp"),
         ('shape = "V C"', 'shape = "V 2C"', "1:1", "many: shape of parameter table: its axes are letters alone"),
         ('shape = "V C"', 'shape = "V 3"', "1:1", "many: shape of parameter table: its axes are letters alone"),
         ('shape = "V C"', 'shape = "* C"', "1:1", "many: shape of parameter table: its axes are letters alone"),
@@ -441,7 +441,7 @@ def test_a_launcher_or_op_cannot(tmp_path: pathlib.Path) -> None:
     (tmp_path / "twice.cu").write_text(SOURCE.replace("void run", "void copy"))
     (tmp_path / "twice.toml").write_text(ENTRY.replace("run", "copy"))
     (said,) = map(str, generate(tmp_path).diagnostics)
-    assert said.startswith("twice.toml:1:1: error: double_of: generated modules use the name copy themselves")
+    assert said.startswith("twice.toml:5:14: error: double_of: generated modules use the name copy themselves")
     (tmp_path / "twice.cu").write_text(SOURCE)
     (tmp_path / "twice.toml").write_text(ENTRY.replace("double_of", "zeros"))
     (said,) = map(str, generate(tmp_path).diagnostics)
