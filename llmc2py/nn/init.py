@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from llmc2py.runtime import Parameter
+from llmc2py.runtime.state import write_values
 
 #: The standard deviation that GPT-2 starts its matrices with.
 GPT2_STD = 0.02
@@ -27,19 +28,9 @@ def normal(parameter: Parameter, random: np.random.Generator, std: float = GPT2_
     if not std >= 0:
         raise ValueError(f"a standard deviation is not negative, got {std}")
     values = random.standard_normal(parameter.shape, dtype=np.float32)
-    assign(parameter, values * np.float32(std) + np.float32(mean))
+    write_values(parameter, values * np.float32(std) + np.float32(mean))
 
 
 def fill(parameter: Parameter, value: float) -> None:
     """Fill a parameter with one value."""
     parameter.data[...] = value
-
-
-def assign(parameter: Parameter, values: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> None:
-    """Write values into the array of a parameter, wherever it is."""
-    data = parameter.data
-    converted = values.astype(data.dtype, copy=False)
-    if isinstance(data, np.ndarray):
-        data[...] = converted
-    else:
-        data.set(converted)

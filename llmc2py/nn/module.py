@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Generic, Self, TypeVar, cast
+from collections.abc import Iterable, Iterator
+from typing import Generic, TypeVar, cast
 
-import numpy as np
-
-from llmc2py.nn.state import load_state_dict, state_dict
 from llmc2py.runtime import Layer
 
 L = TypeVar("L", bound=Layer)
 
 
 class Module(Layer):
-    """A layer with named state. Subclasses assign layers and parameters to attributes and define ``forward``."""
+    """A layer that is made of others. Subclasses assign layers and parameters to attributes and define ``forward``.
 
-    def state_dict(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Return copies of all parameters as NumPy arrays by name; see `llmc2py.nn.state_dict`."""
-        return state_dict(self)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Copy arrays into the parameters by name; see `llmc2py.nn.load_state_dict`."""
-        load_state_dict(self, state)
-
-    def to(self, like: Any = None, dtype: Any = None) -> Self:
-        """Move the parameters, and their gradients, to a place and a dtype; see `Layer.to`."""
-        super().to(like, dtype)
-        return self
+    State, moves and gradients are those of `Layer`; names of what is inside have dots.
+    """
 
 
 class ModuleList(Module, Generic[L]):

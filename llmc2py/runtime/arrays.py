@@ -154,6 +154,19 @@ def packed_copy(array: Any, backend: Backend) -> Any:
     return copy
 
 
+def moved(array: Any, place: Place, dtype: np.dtype[Any]) -> Any:
+    """Return an array with a place and dtype, aligned for 128-bit loads; the same one where it has them."""
+    if array.dtype == dtype and place_of(array, "array") == place:
+        return array
+    if place.backend == "cuda":
+        cupy: Any = importlib.import_module("cupy")
+        with device_scope(place):
+            return cupy.asarray(array.astype(dtype, copy=False))
+    copy = backend_named("cpu").empty(array.shape, dtype)
+    copy[...] = array if isinstance(array, np.ndarray) else array.get()
+    return copy
+
+
 def check_writable(array: Any, name: str, callee: str) -> None:
     """Raise ValueError for an array that cannot be written, or whose elements share memory (``broadcast_to``)."""
     if isinstance(array, np.ndarray) and not array.flags.writeable:

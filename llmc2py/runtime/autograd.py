@@ -6,14 +6,14 @@ import contextlib
 import inspect
 import threading
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
 from llmc2py.runtime.arrays import array_module, device_scope, has_several_devices, is_array, place_of
 from llmc2py.runtime.dtypes import PRECISIONS
 from llmc2py.runtime.engine import check_form, run_backward
-from llmc2py.runtime.interop import as_array, hand_back, is_foreign
+from llmc2py.runtime.interop import Lender, as_array, hand_back, is_foreign
 
 #: The dtypes that gradients exist for.
 FLOATING = frozenset((*PRECISIONS.values(), np.dtype(np.float64)))
@@ -37,8 +37,15 @@ def no_grad() -> Iterator[None]:
         _mode.enabled = before
 
 
-class Tensor:
+class Tensor(Lender):
     """An array that gradients are computed for.
+
+    Layers and functions compute with tensors; ``+`` and the like raise TypeError. One that requires no gradient is
+    given to other libraries without a copy: ``numpy.asarray``, ``__dlpack__`` and, on CUDA,
+    ``__cuda_array_interface__``.
+
+    An array that was saved for a backward pass is not to be changed in place before: arrays count no versions, so
+    that nothing can notice it, and the gradients would be wrong.
 
     Parameters
     ----------
@@ -51,7 +58,9 @@ class Tensor:
     Raises TypeError for what is no array, or for ``requires_grad=True`` on integers.
     """
 
-    __slots__ = ("__weakref__", "data", "grad", "node", "output", "requires_grad")
+    __slots__ = ("__weakref__", "data", "grad_", "node", "output", "requires_grad")
+    #: NumPy and CuPy are not to take a tensor for an array of objects when it is added to one of theirs.
+    __array_ufunc__ = None
 
     def __init__(self, data: Any, requires_grad: bool | None = None) -> None:
         data = as_array(data, "data")
@@ -60,13 +69,93 @@ class Tensor:
         if requires_grad and not floating:
             raise TypeError(f"only floating point arrays have gradients, not {data.dtype}; pass requires_grad=False")
         self.data = data
-        self.grad: Any = None
+        self.grad_: Any = None
         self.requires_grad = floating if requires_grad is None else requires_grad
         self.node: Context | None = None
         self.output = 0
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.data!r}, requires_grad={self.requires_grad})"
+
+    def __getstate__(self) -> Any:
+        """Raise TypeError for a tensor that was computed: a graph is not copied or pickled."""
+        if self.node is not None:
+            raise TypeError(
+                f"a tensor that {self.node.function_.__name__} computed cannot be copied; `detach()` it first"
+            )
+        return super().__getstate__()
+
+    @property
+    def grad(self) -> Any:
+        """The gradient, an array, or None.
+
+        It may be set to an array (or tensor) of the same shape and place, in any floating point dtype. Raises TypeError
+        and ValueError for another.
+        """
+        return self.grad_
+
+    @grad.setter
+    def grad(self, value: Any) -> None:
+        if value is not None:
+            value = value.data if isinstance(value, Tensor) else as_array(value, "grad")
+            where = place_of(self.data, "data")
+            if place_of(value, "grad") != where:
+                raise TypeError(f"grad: the gradient of an array on {where} is given on {place_of(value, 'grad')}")
+            check_form(value, self.data.shape, value.dtype, "grad")
+            if value.dtype not in FLOATING:
+                raise TypeError(f"grad: the gradient is {value.dtype}; a gradient is floating point")
+        self.grad_ = value
+
+    def lent(self) -> Any:
+        """Return the array, for other libraries. Raises TypeError where its gradient would be lost."""
+        if self.requires_grad:
+            raise TypeError("requires a gradient, which would be lost; pass `x.detach()` or `x.data`")
+        return self.data
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        """Return the array as NumPy asks for it. Raises TypeError on CUDA and for one that requires a gradient."""
+        array = self._array_for("numpy.asarray")
+        if not isinstance(array, np.ndarray):
+            raise TypeError(
+                f"numpy.asarray: the tensor is on {place_of(array, 'data')}; `numpy()` copies it to the CPU"
+            )
+        if dtype is None or array.dtype == dtype:
+            return array.copy() if copy else array
+        if copy is False:
+            raise ValueError(f"numpy.asarray: {array.dtype} cannot become {np.dtype(dtype)} without a copy")
+        return array.astype(dtype)
+
+    def __dlpack__(self, **asked: Any) -> Any:
+        """Return the array as a capsule of DLPack. Raises as the array does, and TypeError as `lent`."""
+        return self._array_for("__dlpack__").__dlpack__(**asked)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return DLPack's name of the device."""
+        kind, number = self.data.__dlpack_device__()
+        return int(kind), int(number)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The array for libraries that use CUDA. Raises AttributeError on the CPU, and TypeError as `lent`."""
+        if isinstance(self.data, np.ndarray):
+            raise AttributeError("a tensor on the CPU has no __cuda_array_interface__")
+        interface: dict[str, Any] = self._array_for("__cuda_array_interface__").__cuda_array_interface__
+        return interface
+
+    def _refuse(self, other: Any) -> NoReturn:
+        raise TypeError(
+            f"there is no arithmetic on tensors, as here with a {type(other).__name__}: compute with layers "
+            f"(`Residual` adds two) and functions, or without gradients with `data`"
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __matmul__ = __rmatmul__ = __pow__ = __rpow__ = _refuse
+
+    def _array_for(self, what: str) -> Any:
+        try:
+            return self.lent()
+        except TypeError as error:
+            raise TypeError(f"{what}: the tensor {error}") from None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -150,7 +239,7 @@ class Context:
         same array from ``backward``: the engine sees that it is in already. Where it is None, return a new array.
         """
         edge = self.edges_[index] if self.edges_ is not None else None
-        return edge.grad if isinstance(edge, Tensor) else None
+        return edge.grad_ if isinstance(edge, Tensor) else None
 
 
 class Function:
@@ -230,7 +319,7 @@ def _output(array: Any, ctx: Context, index: int, recording: bool) -> Any:
         array = np.asarray(array)
     tensor = Tensor.__new__(Tensor)
     tensor.data = array
-    tensor.grad = None
+    tensor.grad_ = None
     tensor.output = index
     if recording:
         dtype = array.dtype

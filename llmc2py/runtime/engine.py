@@ -143,9 +143,9 @@ def check_form(grad: Any, shape: tuple[int, ...], dtype: Any, what: str) -> None
 
 def _store(leaf: Tensor, grads: list[Any], index: int) -> None:
     """Add a gradient to a leaf's. What is kept is an array that nobody else has."""
-    present = leaf.grad
+    present = leaf.grad_
     if present is None:
         keeps = is_exclusive(grads, index) and grads[index].flags.c_contiguous
-        leaf.grad = grads[index] if keeps else grads[index].copy()
+        leaf.grad_ = grads[index] if keeps else grads[index].copy()
     elif present is not grads[index]:
         present += grads[index]

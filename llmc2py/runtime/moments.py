@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llmc2py.runtime.arrays import Place, array_module, device_scope, has_several_devices, place_of, pointer_of
+from llmc2py.runtime.arrays import array_module, device_scope, has_several_devices, moved, place_of, pointer_of
 from llmc2py.runtime.autograd import Tensor
 from llmc2py.runtime.csemantics import c_cast
 from llmc2py.runtime.dtypes import PRECISIONS
@@ -95,6 +95,10 @@ class Moments:
         self._gradient_dtype: Any = None
         self._prepared: _Prepared | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out of copies and pickles what a step has laid out on this object's arrays; the next does so again."""
+        return {**self.__dict__, "_data": None, "_gradient_dtype": None, "_prepared": None}
+
     def settle(self, update: Any) -> None:
         """Check the parameter and its gradient, and be ready for a step with the launcher ``update``.
 
@@ -116,14 +120,14 @@ class Moments:
         place, xp = place_of(data, self.name), array_module(data)
         wants_master = data.dtype.itemsize == 2 if self._master_weights is None else self._master_weights
         with device_scope(place):
-            self.m = xp.zeros(data.size, _FLOAT32) if self.m is None else _moved(self.m, place)
-            self.v = xp.zeros(data.size, _FLOAT32) if self.v is None else _moved(self.v, place)
+            self.m = xp.zeros(data.size, _FLOAT32) if self.m is None else moved(self.m, place, _FLOAT32)
+            self.v = xp.zeros(data.size, _FLOAT32) if self.v is None else moved(self.v, place, _FLOAT32)
             if not wants_master:
                 self.master = None
             elif self.master is None:
                 self.master = data.astype(_FLOAT32).reshape(-1)
             else:
-                self.master = _moved(self.master, place)
+                self.master = moved(self.master, place, _FLOAT32)
 
     def step(self, update: Any, scalars: StepScalars, seed: int) -> None:
         """Take a step with a gradient that `settle` has seen."""
@@ -186,15 +190,3 @@ class Moments:
         if any(pointers[slot] % relaunch.aligned[slot] for slot in kept):
             return None
         return _Prepared(relaunch, launch, pointers, gradient, relaunch.cells["seed"])
-
-
-def _moved(array: Any, place: Place) -> Any:
-    """Return an array on a place; the same one where it is there."""
-    if place_of(array, "state") == place:
-        return array
-    host = array if isinstance(array, np.ndarray) else array.get()
-    if place.backend == "cpu":
-        return host
-    import cupy
-
-    return cupy.asarray(host)

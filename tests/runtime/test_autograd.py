@@ -1,5 +1,6 @@
 """Tensors, functions and the backward pass; derivatives are exact, so results are compared exactly."""
 
+import operator
 import threading
 from typing import Any
 
@@ -8,6 +9,10 @@ import numpy as np
 import pytest
 
 from llmc2py.runtime.autograd import Context, Function, Tensor, no_grad
+
+
+def floats(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
 
 
 class Square(Function):
@@ -369,3 +374,79 @@ def test_bfloat16_gradients_sum() -> None:
     Add.apply(Add.apply(x, x), x).backward(np.ones(2, ml_dtypes.bfloat16))
     assert x.grad.dtype == ml_dtypes.bfloat16
     np.testing.assert_array_equal(x.grad.astype(np.float32), [3, 3])
+
+
+@pytest.mark.parametrize(
+    ("grad", "error", "message"),
+    [
+        (np.ones(2, np.float32), ValueError, r"grad: the gradient has shape \(2,\), its array has \(3,\)"),
+        (np.ones((1, 3), np.float32), ValueError, r"the gradient has shape \(1, 3\)"),
+        (np.ones(3, np.int32), TypeError, "grad: the gradient is int32; a gradient is floating point"),
+        ([1.0, 1.0, 1.0], TypeError, "`grad` is a list"),
+        (1.0, TypeError, "`grad` is a float"),
+    ],
+)
+def test_a_gradient_that_is_set_is_looked_at(grad: Any, error: Any, message: str) -> None:
+    leaf = Tensor(floats(1, 2, 3))
+    with pytest.raises(error, match=message):
+        leaf.grad = grad
+    assert leaf.grad is None
+    given = floats(4, 5, 6)
+    leaf.grad = given
+    assert leaf.grad is given
+    leaf.grad = Tensor(given)
+    assert leaf.grad is given
+    # An optimiser takes gradients of another precision.
+    leaf.grad = given.astype(np.float16)
+    assert leaf.grad.dtype == np.float16
+    leaf.grad = None
+    assert leaf.grad is None
+
+
+def test_a_tensor_without_gradients_is_shared_with_other_libraries() -> None:
+    tensor = Tensor(floats(1, 2, 3), requires_grad=False)
+    for shared in (np.asarray(tensor), np.from_dlpack(tensor), Tensor(tensor).data):
+        assert type(shared) is np.ndarray
+        assert np.shares_memory(shared, tensor.data)
+    np.testing.assert_allclose(tensor, [1, 2, 3])
+    assert not np.shares_memory(np.array(tensor), tensor.data)
+    assert np.asarray(tensor, np.float64).dtype == np.float64
+    with pytest.raises(ValueError, match="float32 cannot become float64 without a copy"):
+        tensor.__array__(np.float64, copy=False)
+    assert not hasattr(tensor, "__cuda_array_interface__")
+
+
+def test_a_tensor_whose_gradient_would_be_lost_is_not_shared() -> None:
+    tensor = Tensor(floats(1, 2, 3))
+    for share in (np.asarray, np.from_dlpack, Tensor, lambda tensor: np.testing.assert_allclose(tensor, [1, 2, 3])):
+        with pytest.raises(
+            TypeError, match=r"requires a gradient, which would be lost; pass `x.detach\(\)` or `x.data`"
+        ):
+            share(tensor)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("other", [floats(1, 2, 3), 2.0, np.float32(2), Tensor(floats(1, 2, 3))], ids=repr)
+def test_arithmetic_is_refused_on_both_sides(other: Any, requires_grad: bool) -> None:
+    tensor = Tensor(floats(1, 2, 3), requires_grad=requires_grad)
+    for sign in (operator.add, operator.sub, operator.mul, operator.truediv, operator.pow, operator.matmul):
+        for left, right in ((tensor, other), (other, tensor)):
+            with pytest.raises(TypeError, match="there is no arithmetic on tensors, as here with a"):
+                sign(left, right)
+    with pytest.raises(TypeError, match="Tensor"):
+        np.add(other, tensor)
+
+
+@pytest.mark.gpu
+def test_a_tensor_on_cuda_is_shared_with_other_libraries() -> None:
+    cupy = pytest.importorskip("cupy")
+    data = cupy.arange(3, dtype=cupy.float32)
+    tensor = Tensor(data, requires_grad=False)
+    for shared in (cupy.asarray(tensor), cupy.from_dlpack(tensor)):
+        assert shared.data.ptr == data.data.ptr
+    with pytest.raises(TypeError, match=r"the tensor is on cuda:0; `numpy\(\)` copies it"):
+        np.asarray(tensor)
+    with pytest.raises(TypeError, match="there is no arithmetic on tensors"):
+        data + tensor
+    with pytest.raises(TypeError, match="requires a gradient"):
+        _ = Tensor(data).__cuda_array_interface__

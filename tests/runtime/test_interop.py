@@ -178,6 +178,14 @@ def test_kernels_and_functions_in_the_place_of_launchers_take_shared_memory(gene
     np.testing.assert_array_equal(out, -other)
 
 
+def test_launchers_take_tensors_that_need_no_gradient(fake: Any) -> None:
+    inp, out = np.arange(4, dtype=np.float32).astype(bfloat16), Tensor(np.zeros(4, np.float32).astype(bfloat16), False)
+    double(out, Tensor(inp, requires_grad=False), 2)
+    np.testing.assert_array_equal(out.data, inp)
+    with pytest.raises(TypeError, match=r"double: `inp` requires a gradient, which would be lost; pass `x.detach\(\)`"):
+        double(out, Tensor(inp), 2)
+
+
 def test_objects_say_for_themselves_what_they_share() -> None:
     class Wrapper:
         pass

@@ -1,13 +1,18 @@
 """Layers: parameters by name, placed where the first input is, gradients that accumulate."""
 
+import copy
+import functools
 import inspect
+import pickle
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from llmc2py.runtime.arrays import Place
 from llmc2py.runtime.autograd import Context, Function, Tensor
 from llmc2py.runtime.layer import Layer, OpSpec, Parameter
 
@@ -203,3 +208,154 @@ def test_a_layer_takes_keywords_of_any_name() -> None:
 def test_a_layer_without_forward_says_so() -> None:
     with pytest.raises(NotImplementedError, match="Layer defines no forward"):
         Layer()(floats(1))
+
+
+def test_an_attribute_that_is_deleted_is_forgotten() -> None:
+    layer = Two()
+    del layer.first, layer.alias, layer.second.weight
+    assert layer.parameters() == []
+
+
+@pytest.mark.parametrize("value", [np.ones(2, np.float32), Tensor(np.ones(2, np.float32)), 3, Gain], ids=repr)
+def test_only_a_parameter_takes_the_place_of_one(value: Any) -> None:
+    layer = Gain(2)
+    with pytest.raises(TypeError, match=r"Gain: `weight` is a Parameter, and a \w+ cannot .*`weight.data\[...\]"):
+        layer.weight = value
+    assert layer.parameters() == [layer.weight]
+    with pytest.raises(TypeError, match="Two: `first` is a Layer, and a int cannot take its place"):
+        Two().first = 3  # type: ignore[assignment]
+
+
+def test_a_layer_that_was_not_made_says_so() -> None:
+    class Forgetful(Gain):
+        def __init__(self) -> None:
+            self.scale = 2
+            self.weight = Parameter(floats(1))
+
+    class Empty(Layer):
+        def __init__(self) -> None:
+            self.scale = 2
+
+    for use in (Forgetful, lambda: Empty().parameters(), lambda: Empty()(floats(1)), lambda: Empty().to("cpu")):
+        with pytest.raises(AttributeError, match=r"(Forgetful|Empty): `super\(\).__init__\(\)` has not been called"):
+            use()
+
+
+def test_inputs_by_name_meet_the_parameters_too() -> None:
+    layer = Gain(2)
+    assert layer(x=floats(1, 2, dtype=np.float16)).dtype == np.float16
+    with pytest.raises(TypeError, match="parameters are float16 on the CPU, the input is float32"):
+        layer(x=floats(1, 2))
+
+
+def test_indices_decide_no_dtype_whatever_theirs_is() -> None:
+    class Look(Layer):
+        spec = OpSpec("look", {"ids": ("...",)}, {"y": ("...",)}, {"weight": ("V",)}, indices={"ids": "V"})
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = Parameter(floats(1, 2, 3))
+
+        def forward(self, ids: Any) -> Any:
+            return ids.dtype
+
+    assert Look()(np.zeros(2)) == Look()(ids=np.zeros(2)) == np.float64
+
+
+def _load(layer: Gain, values: np.ndarray) -> None:
+    layer.load_state_dict({"weight": values})
+
+
+def _assign(layer: Gain, values: np.ndarray) -> None:
+    layer.weight = Parameter(values)
+
+
+def _assign_data(layer: Gain, values: np.ndarray) -> None:
+    layer.weight.data = values
+
+
+@pytest.mark.parametrize("give", [_load, _assign, _assign_data])
+def test_a_call_does_not_round_values_that_were_given(give: Any) -> None:
+    layer = Gain(2)
+    give(layer, floats(1.2345678, 2))
+    with pytest.raises(TypeError, match=r"are float32 on the CPU, the input is bfloat16.*`.to\(x\)`.*`.astype`"):
+        layer(np.ones(2, ml_dtypes.bfloat16))
+    np.testing.assert_array_equal(layer(floats(1, 1)).data, floats(1.2345678, 2))
+    assert layer.to(dtype="bfloat16")(np.ones(2, ml_dtypes.bfloat16)).dtype == ml_dtypes.bfloat16
+
+
+@pytest.mark.parametrize("give", [_load, _assign, _assign_data])
+def test_values_that_were_given_say_the_dtype(give: Any) -> None:
+    layer = Gain(2)
+    give(layer, floats(1, 2, dtype=np.float16))
+    assert layer(floats(1, 1, dtype=np.float16)).dtype == np.float16
+
+
+def test_a_parameter_of_another_dtype_is_not_put_into_a_layer_that_has_one() -> None:
+    layer = Gain(2, dtype="float16")
+    with pytest.raises(TypeError, match=r"`weight` is float32, and the layer is float16; .*to\(dtype='float32'\)"):
+        layer.weight = Parameter(floats(1, 2))
+    layer.weight = weight = Parameter(floats(3, 4, dtype=np.float16))
+    assert layer.weight is weight
+    np.testing.assert_array_equal(layer(floats(1, 1, dtype=np.float16)).data, [3, 4])
+
+
+def test_a_shared_parameter_is_open_until_one_of_its_layers_is_called() -> None:
+    one, other = Gain(2), Gain(2)
+    other.weight = one.weight
+    one(floats(1, 2, dtype=np.float16))
+    with pytest.raises(TypeError, match="the parameters are float16 on the CPU, the input is float32"):
+        other(floats(1, 2))
+    assert other(floats(1, 2, dtype=np.float16)).dtype == np.float16
+
+
+def test_a_place_can_be_named_when_a_layer_is_made() -> None:
+    layer = Gain(2, like="cpu")
+    assert layer._place == Place("cpu", 0)
+    assert layer(floats(1, 2, dtype=np.float16)).dtype == np.float16
+    with pytest.raises(TypeError, match=r"float64.* is no precision"):
+        Gain(2, like=np.zeros(1))
+
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "deepcopy": copy.deepcopy,
+    **{f"pickle {n}": functools.partial(lambda n, it: pickle.loads(pickle.dumps(it, n)), n) for n in (2, 3, 4, 5)},
+}
+
+
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("copied", COPIES)
+def test_a_copy_has_the_state_and_goes_its_own_way(copied: str, called: bool) -> None:
+    model = Two()
+    model.second.weight = model.first.weight
+    x = floats(1, 2, 3, dtype=np.float16)
+    if called:
+        model(x).backward(np.ones_like(x))
+    other = COPIES[copied](model)
+    assert other.second.weight is other.first.weight
+    assert other.alias is other.first
+    weight, its = model.first.weight, other.first.weight
+    np.testing.assert_array_equal(its.data, weight.data)
+    np.testing.assert_array_equal(its.grad, weight.grad)
+    assert other(x).dtype == np.float16
+    other(x).backward(np.ones_like(x))
+    its.data[...] = 7
+    assert not np.any(weight.data == 7)
+    with pytest.raises(TypeError, match="parameters are float16"):
+        other(floats(1, 2, 3))
+
+
+@pytest.mark.parametrize("copied", COPIES)
+def test_loaded_values_are_kept_by_a_copy_too(copied: str) -> None:
+    layer = Gain(2)
+    layer.load_state_dict({"weight": floats(1, 2)})
+    with pytest.raises(TypeError, match="parameters are float32"):
+        COPIES[copied](layer)(floats(1, 2, dtype=np.float16))
+
+
+def test_what_was_computed_is_not_copied() -> None:
+    y = Gain(2)(floats(1, 2))
+    for copied in COPIES.values():
+        with pytest.raises(TypeError, match="a tensor that Multiply computed cannot be copied; `detach"):
+            copied(y)
+        np.testing.assert_array_equal(copied(y.detach()).data, y.data)
