@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import os
 import pathlib
 import sys
@@ -322,4 +323,9 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding=None if stream.isatty() else "utf-8", errors="backslashreplace")
     os.environ.setdefault("PYTHONUTF8", "1")
-    cli(prog_name="llmc2py")
+    try:
+        cli(prog_name="llmc2py")
+    finally:
+        # At its end Python looks for garbage among all that there is: half a second after a large tree.
+        gc.disable()
+        gc.freeze()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import itertools
 import os
 import pathlib
-import pickle
-import subprocess
-import sys
+import signal
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import NoReturn
 
 from llmc2py.caching import Shelf, code_key, paused_collection
+from llmc2py.frontend.creference import REFERENCES
 from llmc2py.frontend.reader import ReadCache, ReadUnit, library_of, read_unit
 from llmc2py.frontend.sources import UnitKeys, find_sources
 from llmc2py.ir.library import Library
@@ -22,12 +24,15 @@ _READERS = ("pcpp", "pycparser", "tree-sitter", "tree-sitter-cuda")
 #: Seconds of reading that a file in the cache is worth.
 _WORTH_KEEPING = 0.02
 #: How many units, and how many bytes of them, are worth another process.
-_LEAST_UNITS = 4
-_LEAST_BYTES = 100_000
+_LEAST_UNITS = 3
+_LEAST_BYTES = 40_000
 UNITS = Shelf("units", 256 << 20)
 #: Units that this process has had, by key, the latest at the end.
 _RECENT: dict[str, ReadUnit] = {}
 _RECENT_LIMIT = 256
+#: Trees that are read between two looks for garbage.
+_TREES_BETWEEN = 8
+_trees_read = itertools.count(1)
 
 
 def read_tree_once(root: pathlib.Path) -> Library:
@@ -40,7 +45,19 @@ def read_tree_once(root: pathlib.Path) -> Library:
     with paused_collection():
         units = _Units(root)
         units.read_ahead(paths)
-        return library_of([units.get(path) for path in paths], unreadable)
+        library = library_of([units.get(path) for path in paths], unreadable)
+        REFERENCES.save()
+        _age()
+    return library
+
+
+def _age() -> None:
+    """Let the garbage collector take what was read for old without walking through it, which takes long."""
+    if next(_trees_read) % _TREES_BETWEEN:
+        gc.freeze()
+        gc.unfreeze()
+    else:
+        gc.collect()
 
 
 class _Units:
@@ -56,12 +73,12 @@ class _Units:
         missing = [path for path in paths if not self._is_known(path)]
         size = sum(path.stat().st_size for path in missing)
         jobs = min(_processes(), len(missing) // _LEAST_UNITS)
-        if jobs < 2 or size < _LEAST_BYTES or not UNITS.is_writable():
+        if jobs < 2 or size < _LEAST_BYTES or not _may_fork() or not UNITS.is_writable():
             return
         own, *others = _shares(missing, jobs)
         with contextlib.ExitStack() as stack:
             for share in others:
-                stack.enter_context(_reading_apart(self.root, share))
+                stack.enter_context(_reading_apart(self, share))
             for path in own:
                 self.get(path)
 
@@ -125,33 +142,37 @@ def _shares(paths: Iterable[pathlib.Path], number: int) -> list[list[pathlib.Pat
     return shares
 
 
+def _may_fork() -> bool:
+    """Whether this process has no threads, not even native ones, and runs where that can be told."""
+    try:
+        return len(os.listdir("/proc/self/task")) == 1
+    except OSError:
+        return False
+
+
 @contextlib.contextmanager
-def _reading_apart(root: pathlib.Path, paths: Sequence[pathlib.Path]) -> Iterator[None]:
-    """Let another process read units into the cache meanwhile. What it leaves out is read here afterwards."""
-    # -c and not -m: the program that calls this may have another working folder or path than it started with.
-    start = f"import sys; sys.path[:] = {sys.path!r}; from llmc2py.treecache import main; main()"
-    with subprocess.Popen(
-        [sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
-        assert process.stdin is not None
-        try:
-            with contextlib.suppress(BrokenPipeError), process.stdin:
-                pickle.dump((root, list(paths)), process.stdin)
-            yield
-        except BaseException:
-            process.kill()
-            raise
+def _reading_apart(units: _Units, paths: Sequence[pathlib.Path]) -> Iterator[None]:
+    """Let a copy of this process read units into the cache meanwhile. What it leaves out is read here afterwards."""
+    child = os.fork()
+    if child == 0:
+        _read_and_leave(units, paths)
+    try:
+        yield
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        raise
+    finally:
+        os.waitpid(child, 0)
 
 
-def main() -> None:
-    """Read the units that the standard input names into the cache."""
-    root, paths = pickle.load(sys.stdin.buffer)
-    units = _Units(root)
-    with paused_collection():
+def _read_and_leave(units: _Units, paths: Iterable[pathlib.Path]) -> NoReturn:
+    try:
         for path in paths:
-            key = units.key(path)
-            if key is not None:
-                units.read(path, key, least=0.0)
+            units.read(path, units.key(path), least=0.0)
+        REFERENCES.save()
+    finally:
+        # Whatever happened: what the process that this is a copy of has yet to do is not to be done here.
+        os._exit(0)
 
 
 @cache

@@ -8,6 +8,8 @@ from typing import Any
 
 from pycparser import c_ast, c_generator
 
+from llmc2py.frontend.cnames import REAL_TYPES, UnreadableError
+
 
 def _words(text: str) -> list[str]:
     return text.split()
@@ -29,21 +31,6 @@ DOUBLE_NAMES = {
     "strtof": "strtod",
     "rsqrtf": "llmc2py_rsqrt",
     "rsqrt": "llmc2py_rsqrt",
-}
-
-#: Types that become double. They are typedefs to pycparser, but no name of the printed source.
-REAL_TYPES = {
-    "float": "float",
-    "floatX": "floatX",
-    "_Float16": "half",
-    "__fp16": "half",
-    "half": "half",
-    "__half": "half",
-    "__bf16": "bfloat16",
-    "bf16": "bfloat16",
-    "nv_bfloat16": "bfloat16",
-    "__nv_bfloat16": "bfloat16",
-    "float_t": "float",
 }
 
 #: What a reference may use without defining it.
@@ -87,14 +74,6 @@ _CONSTANTS = {
     "M_SQRT1_2": "0.707106781186547524401",
 }
 _RSQRT = "static double llmc2py_rsqrt(double x)\n{\n  return 1.0 / sqrt(x);\n}\n"
-
-
-class UnreadableError(Exception):
-    """A construct that cannot be carried over to double; ``coord`` is pycparser's coordinate of it, if known."""
-
-    def __init__(self, message: str, coord: Any = None) -> None:
-        super().__init__(message)
-        self.coord = coord
 
 
 def double_unit(unit: c_ast.FileAST, name: str, operands: dict[str, c_ast.Node], *, abs_is_generic: bool) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from llmc2py.frontend.syntax import Node, SyntaxTree, child, named, walk
 from llmc2py.ir.library import Parameter, TemplateParameter
@@ -24,6 +25,8 @@ _TYPE_NODES = frozenset(
         "decltype",
     }
 )
+#: Types are few, and asked for often: equal ones are one object.
+_ctype = lru_cache(maxsize=4096)(CType)
 _DECLARATORS = frozenset({"pointer_declarator", "reference_declarator", "array_declarator", "function_declarator"})
 _PARAMETERS = frozenset({"parameter_declaration", "optional_parameter_declaration", "variadic_parameter_declaration"})
 
@@ -44,7 +47,7 @@ def read_type(tree: SyntaxTree, node: Node) -> CType:
     spec = node.child_by_field_name("type")
     qualifiers = (tree.text(item) for item in node.named_children if item.type == "type_qualifier")
     const = any(word in ("const", "constexpr") for word in qualifiers)
-    return CType(type_name(tree, spec) if spec else "int", 0, const)
+    return _ctype(type_name(tree, spec) if spec else "int", 0, const)
 
 
 def type_name(tree: SyntaxTree, spec: Node) -> str:
@@ -68,7 +71,7 @@ def read_descriptor(tree: SyntaxTree, node: Node) -> CType:
     base = read_type(tree, node)
     declarator = node.child_by_field_name("declarator")
     stars = sum(item.type == "abstract_pointer_declarator" for item in walk(declarator)) if declarator else 0
-    return CType(base.base, stars, base.const)
+    return _ctype(base.base, stars, base.const)
 
 
 def declared(tree: SyntaxTree, declarator: Node | None, base: CType) -> tuple[str, CType]:
@@ -81,7 +84,7 @@ def declared(tree: SyntaxTree, declarator: Node | None, base: CType) -> tuple[st
             inner = next((item for item in named(declarator) if item.type.endswith(("declarator", "identifier"))), None)
         declarator = inner
     name = tree.text(declarator) if declarator is not None else ""
-    return name, CType(base.base, base.pointers + stars, base.const)
+    return name, _ctype(base.base, base.pointers + stars, base.const) if stars else base
 
 
 def read_parameter(tree: SyntaxTree, node: Node) -> Parameter:

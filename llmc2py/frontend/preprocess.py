@@ -69,7 +69,7 @@ class PreprocessedText:
     def span(self, row: int, column: int = 0) -> SourceSpan:
         """Return the original place of a 0-based row and column of ``text``."""
         place = self.lines[min(row, len(self.lines) - 1)] if self.lines else SourceSpan(self.file, 1)
-        return SourceSpan(place.file, place.line, column + 1)
+        return SourceSpan(place.file, place.line, column + 1) if column else place
 
 
 @dataclass(frozen=True)

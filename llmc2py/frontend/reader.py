@@ -88,7 +88,11 @@ def read_unit(path: pathlib.Path, root: pathlib.Path, cache: ReadCache) -> ReadU
     except RecursionError:
         return _unreadable(path, "it nests too deeply", root, cache)
     diagnostics = (*text.diagnostics, *unit.diagnostics, *found)
-    probes = frozenset(os.path.relpath(probe, root) for probe in text.probes)
+    inside = f"{root}{os.sep}"
+    probes = frozenset(
+        probe.removeprefix(inside) if probe.startswith(inside) else os.path.relpath(probe, root)
+        for probe in text.probes
+    )
     return ReadUnit(file, diagnostics, _hashes(read, root, cache), probes)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from llmc2py.diagnostics import Severity, SourceSpan
+from llmc2py.frontend import creference
 from llmc2py.frontend.creference import parse_references, to_double
 
 CC = shutil.which("cc")
@@ -82,6 +83,26 @@ def test_signature_and_place():
     )
     assert reference.double_params[:3] == (("a", "const double*"), ("b", "double*"), ("n", "unsigned int"))
     assert reference.double_return_type == "int"
+
+
+def test_what_was_read_before_is_not_parsed_again(monkeypatch):
+    text = "float half_cpu(float x) { return 0.5f * x; }\nvoid f_cpu(float* o, float x) { *o = half_cpu(x); }"
+    first, _ = parse_references(text, "dev/x.cu")
+    parsed = []
+    monkeypatch.setattr(creference, "_read_function", lambda text, name, _: parsed.append(name) or (None, ("", None)))
+    again, _ = parse_references(f"\n\n\n{text}\nint more;", "dev/y.cu")
+    assert [one.span for one in again] == [SourceSpan("dev/y.cu", 4), SourceSpan("dev/y.cu", 5)]
+    assert [(one.params, one.double_source) for one in again] == [(one.params, one.double_source) for one in first]
+    assert parsed == []
+    parse_references(text.replace("0.5f", "0.25f"), "dev/x.cu")
+    assert parsed == ["half_cpu", "f_cpu"]
+
+
+def test_what_could_not_be_read_before_is_told_at_its_new_place():
+    text = "void f_cpu(float* o) { o[0] = mystery(o[1]); }"
+    assert complaint(text).startswith("dev/x.cu:1:31: warning: reference f_cpu cannot be read: it uses mystery")
+    moved = complaint(f"int n;\n\n{text}")
+    assert moved.startswith("dev/x.cu:3:31: warning: reference f_cpu cannot be read: it uses mystery")
 
 
 def test_to_double_leaves_other_types():
