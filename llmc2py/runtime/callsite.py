@@ -6,7 +6,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -35,7 +35,17 @@ class _NoCupy:
 _cupy_array: type = _NoCupy
 
 
-class CallSite:
+class Uncopied:
+    """What has nothing that a caller could change: its copy is itself, so that what refers to it can be copied."""
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
+
+
+class CallSite(Uncopied):
     """Something that is called with arrays and scalars and runs kernels on them.
 
     A call's key is what its plan depends on: dtype, size, contiguity and alignment of each array, the device, and the

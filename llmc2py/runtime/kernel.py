@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +13,7 @@ import numpy as np
 
 from llmc2py.runtime.arrays import Place, backend_named
 from llmc2py.runtime.backends import CompiledKernel
-from llmc2py.runtime.callsite import CallSite
+from llmc2py.runtime.callsite import CallSite, Uncopied
 from llmc2py.runtime.configuration import Dims, checked_configuration, is_plain
 from llmc2py.runtime.dtypes import PRECISIONS
 from llmc2py.runtime.errors import PrecisionError
@@ -58,7 +60,7 @@ class Instance:
         return backend_named(place.backend).kernel(self.request, place.device)
 
 
-class Kernel:
+class Kernel(Uncopied):
     """A ``__global__`` function.
 
     ``kernel[grid, block](*args)`` or ``kernel[grid, block, shared_bytes](*args)`` launches it on NumPy arrays (on the
@@ -100,6 +102,12 @@ class Kernel:
 
     def __repr__(self) -> str:
         return _shown(self, self.name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the declaration: what calls have prepared is of this process."""
+        names = ("origin", "template", "selector", "wide_indices", "precisions", "cooperative")
+        declared = {name: getattr(self, name) for name in names}
+        return functools.partial(Kernel, **declared), (self.source, self.name, self.params)
 
     @property
     def signature(self) -> inspect.Signature:
@@ -163,7 +171,7 @@ class Kernel:
         )
 
 
-class KernelInstance:
+class KernelInstance(Uncopied):
     """A kernel with its template arguments; ``[grid, block]`` or ``[grid, block, shared_bytes]`` configures it."""
 
     def __init__(self, kernel: Kernel, template: tuple[TemplateValue, ...], precision: str | None) -> None:
@@ -178,6 +186,10 @@ class KernelInstance:
 
     def __repr__(self) -> str:
         return _shown(self.kernel, self.name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the kernel and its template arguments."""
+        return KernelInstance, (self.kernel, self._template, self._precision)
 
     @property
     def signature(self) -> inspect.Signature:
@@ -234,10 +246,15 @@ class ConfiguredKernel(CallSite):
         )
         self._shown = f"{instance.name}[{grid}, {block}{f', {shared_bytes}' if shared_bytes else ''}]"
         self._kernel = kernel
+        self._made_of = instance, (grid, block, shared_bytes)
         self.__doc__ = kernel.__doc__
 
     def __repr__(self) -> str:
         return _shown(self._kernel, self._shown)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the kernel and its configuration."""
+        return operator.getitem, self._made_of
 
 
 def _expression(name: str, template: Sequence[TemplateValue], precision: str | None) -> str:

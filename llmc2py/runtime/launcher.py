@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -36,6 +37,10 @@ class Launcher(CallSite):
     def __repr__(self) -> str:
         return f"<Launcher {self.name}{self.signature} of {self.origin}>"
 
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Pickle by the name in the module: what calls have prepared is of this process."""
+        return (_instance, (self.__module__, self.name, self._given)) if self._given else self.name
+
     def __getitem__(self, template: Any) -> Launcher:
         """Return the launcher with template arguments: ``launcher[numpy.float32, 8]``."""
         return self.instantiate(*(template if isinstance(template, tuple) else (template,)))
@@ -63,6 +68,12 @@ class Launcher(CallSite):
             )
         typed = [p.replace(annotation=c.ctype) for p, c in zip(parameters, self.params, strict=True)]
         return inspect.Signature(typed)
+
+
+def _instance(module: str, name: str, template: Sequence[Any]) -> Launcher:
+    """Return a launcher of a module with template arguments."""
+    found: Launcher = getattr(importlib.import_module(module), name)
+    return found.instantiate(*template)
 
 
 def launcher(

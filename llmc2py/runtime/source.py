@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import pathlib
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,10 @@ class KernelSource:
     def beside(cls, module_file: str, name: str) -> KernelSource:
         """Return the source ``name`` in the folder of the module whose ``__file__`` is given."""
         return cls(pathlib.Path(module_file).with_name(name))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the path; the text is read where it is needed."""
+        return KernelSource, (self.path,)
 
     @functools.cached_property
     def text(self) -> str:
