@@ -35,8 +35,10 @@ from llmc2py.drift.snapshot import Snapshot, snapshot_of_files
 from llmc2py.frontend.sources import find_sources
 
 _CUDA = ("*.cu", "*.cuh")
-#: Commits that a process takes at a time: neighbours share what is read.
-_RUN = 8
+#: Commits that a process takes at a time, at most: neighbours share what is read.
+_RUN = 32
+#: Sources that a process remembers, for commits with the same ones.
+_KNOWN = 8
 _BARE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.S)
 _BOUNDS = re.compile(r"__launch_bounds__\s*\([^()]*\)")
 #: Changes after which a call of a kernel or launcher reads differently.
@@ -86,6 +88,15 @@ def plain_kernels(text: str) -> list[tuple[str, int]]:
     return found
 
 
+@dataclasses.dataclass(frozen=True)
+class _Commit:
+    """A commit of a repository, with its date and its first parent ("" where it has none)."""
+
+    name: str
+    date: str
+    parent: str
+
+
 class _Walker:
     """Looks at commits, one after the other, in a folder of its own."""
 
@@ -94,36 +105,41 @@ class _Walker:
         self._tree = scratch / "tree"
         self._index = scratch / "index"
         self._tree.mkdir()
+        #: What the sources of a key hold, and the keys of the commits that were looked at last.
         self._known: dict[str, tuple[Snapshot | None, Row]] = {}
+        self._keys: dict[str, str] = {}
 
-    def visit(self, commit: str) -> Row:
+    def visit(self, commit: _Commit) -> Row:
         """Return the row of a commit; an exception that nobody foresaw is noted in it."""
         started = time.perf_counter()
         try:
-            parents = _git(self._clone, "rev-list", "--parents", "-n", "1", commit).split()[1:]
-            before = self._look(parents[0])[0] if parents else None
-            snapshot, row = self._look(commit)
+            before = self._look(commit.parent)[0] if commit.parent else None
+            snapshot, row = self._look(commit.name)
+            row = dataclasses.replace(row, commit=commit.name, date=commit.date)
             if snapshot is not None and before is not None:
                 self._compare(before, snapshot, row)
         except Exception:
-            row = Row(commit, _date(self._clone, commit), crash=traceback.format_exc())
+            row = Row(commit.name, commit.date, crash=traceback.format_exc())
         row.seconds = round(time.perf_counter() - started, 2)
         return row
 
     def _look(self, commit: str) -> tuple[Snapshot | None, Row]:
-        """Check a commit out and read it, if its sources are not those of one that was looked at before."""
+        """Return what a commit holds. It is read if its sources are not those of one that was looked at before."""
+        key = self._keys.get(commit, "")
+        if key in self._known:
+            return self._known[key]
         environment = os.environ | {"GIT_INDEX_FILE": str(self._index), "GIT_WORK_TREE": str(self._tree)}
         _git(self._clone, "read-tree", "--reset", "-u", commit, environment=environment)
         try:
             key = results.key_of(results.Request(self._tree))[1] or commit
         except UsageError:
-            return None, Row(commit, _date(self._clone, commit))  # no CUDA source yet
+            return None, Row(commit, "")  # no CUDA source yet
+        self._keys[commit] = key
         if key not in self._known:
-            while len(self._known) > _RUN:
+            while len(self._known) > _KNOWN:
                 self._known.pop(next(iter(self._known)))
             self._known[key] = self._read(commit)
-        snapshot, row = self._known[key]
-        return snapshot, dataclasses.replace(row, commit=commit, date=_date(self._clone, commit))
+        return self._known[key]
 
     def _read(self, commit: str) -> tuple[Snapshot | None, Row]:
         row = Row(commit, "")
@@ -176,19 +192,19 @@ def _git(folder: pathlib.Path, *arguments: str, environment: dict[str, str] | No
     return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
 
 
-def _date(clone: pathlib.Path, commit: str) -> str:
-    return _git(clone, "show", "-s", "--format=%cs", commit).strip()
-
-
 def _visit_all(clone: pathlib.Path, commits: Sequence[str]) -> list[Row]:
+    lines = _git(clone, "log", "--no-walk=unsorted", "--format=%H %cs %P", *commits).splitlines()
+    fields = [line.split(" ") for line in lines]
+    found = [_Commit(name, date, parents[0]) for name, date, *parents in fields]
     with tempfile.TemporaryDirectory(prefix="history-") as scratch:
         walker = _Walker(clone, pathlib.Path(scratch))
-        return [walker.visit(commit) for commit in commits]
+        return [walker.visit(commit) for commit in found]
 
 
 def walk(clone: pathlib.Path, commits: Sequence[str], jobs: int) -> Iterator[Row]:
     """Yield the rows of commits in their order, looked at in several processes."""
-    runs = [commits[start : start + _RUN] for start in range(0, len(commits), _RUN)]
+    length = max(1, min(_RUN, -(-len(commits) // jobs)))
+    runs = [commits[start : start + length] for start in range(0, len(commits), length)]
     with ProcessPoolExecutor(jobs) as pool:
         for rows in pool.map(_visit_all, [clone] * len(runs), runs):
             yield from rows

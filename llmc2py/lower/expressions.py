@@ -6,15 +6,10 @@ division, unsigned arithmetic and pointer offsets keep C's meaning.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-
-from llmc2py.diagnostics import SourceError, SourceSpan
+from llmc2py.diagnostics import SourceError
 from llmc2py.ir import expressions as ir
-from llmc2py.ir.blas import chosen_enumerator, is_enumerator
-from llmc2py.ir.names import python_name
-from llmc2py.ir.types import BOOL, FLOAT, FLOATING_TYPES, INT, INTEGER_TYPES, SIZE_T, CType, canonical_name, promote
-from llmc2py.lower.environment import ADDRESS, DIM3, ENUMERATOR, STATUS, UNKNOWN, Environment
+from llmc2py.ir.types import BOOL, FLOAT, FLOATING_TYPES, INT, INTEGER_TYPES, SIZE_T, CType, promote
+from llmc2py.lower.environment import ADDRESS, DIM3, ENUMERATOR, STATUS, UNKNOWN
 from llmc2py.lower.lowered import (
     AND,
     ATOM,
@@ -39,18 +34,11 @@ from llmc2py.lower.lowered import (
     truth,
     wrapped,
 )
-from llmc2py.lower.rewriting import ceil_div_operands, with_names, with_types
+from llmc2py.lower.rewriting import ceil_div_operands, with_names
+from llmc2py.lower.values import DEVICE_FIELDS, ValueLowering
 
 _ALIGNMENTS = (1, 2, 4, 8, 16)
 
-DEVICE_FIELDS = frozenset(
-    {
-        "name", "major", "minor", "multiProcessorCount", "maxThreadsPerMultiProcessor", "maxThreadsPerBlock",
-        "warpSize",
-        "sharedMemPerBlock", "sharedMemPerBlockOptin", "sharedMemPerMultiprocessor", "regsPerBlock", "l2CacheSize",
-        "totalGlobalMem", "maxGridSize",
-    }
-)  # fmt: skip
 #: Of a float they give a float, whatever they compute in.
 _EXACT = frozenset({"ceil", "floor", "fabs"})
 _SIZES = {
@@ -59,7 +47,6 @@ _SIZES = {
     "unsigned long long": 8, "int2": 8, "int4": 16, "float2": 8, "float4": 16, "uint4": 16, "uint2": 8, "double2": 16,
 }  # fmt: skip
 _MATH = frozenset({"ceil", "floor", "sqrt", "log2", "log", "exp", "pow", "fabs", "log10"})
-_STATUS_NAMES = frozenset({"cudaSuccess", "CUBLAS_STATUS_SUCCESS"})
 
 _OPERATORS = {
     "*": ("*", PRODUCT), "/": ("//", PRODUCT), "%": ("%", PRODUCT), "+": ("+", SUM), "-": ("-", SUM),
@@ -71,116 +58,8 @@ _OPERATORS = {
 _FOLDED = {"*": int.__mul__, "/": int.__floordiv__, "%": int.__mod__, "+": int.__add__}
 
 
-class ExpressionLowering:
+class ExpressionLowering(ValueLowering):
     """Lowers expressions in one environment."""
-
-    def __init__(self, environment: Environment) -> None:
-        self.environment = environment
-
-    def lower(self, expression: ir.Expression) -> Lowered:
-        """Return the Python form of an expression. Raises SourceError for what has none."""
-        method: Callable[[ir.Expression], Lowered] | None = getattr(self, f"_{type(expression).__name__.lower()}", None)
-        if method is None:
-            raise SourceError(expression.span, f"{type(expression).__name__} cannot be lowered here")
-        return method(expression)
-
-    def text(self, expression: ir.Expression) -> str:
-        """Return just the Python text."""
-        return self.lower(expression).text
-
-    # 42, 0.5f
-    def _number(self, node: ir.Number) -> Lowered:
-        if node.type == BOOL:
-            return Lowered("True" if node.value else "False", BOOL, is_natural=True)
-        return Lowered(repr(node.value), node.type, is_natural=node.value >= 0)
-
-    # nullptr
-    def _null(self, node: ir.Null) -> Lowered:
-        return Lowered("None", CType("void", 1))
-
-    def _string(self, node: ir.String) -> Lowered:
-        return Lowered(repr(node.value), CType("char", 1, True))
-
-    # n, x128::size, cuda_num_SMs
-    def _name(self, node: ir.Name) -> Lowered:
-        variable = self.environment.variables.get(node.name)
-        if variable is not None:
-            return Lowered(variable.name, variable.type, is_natural=variable.is_natural or variable.type.is_unsigned)
-        if node.name in _STATUS_NAMES:
-            return Lowered("True", STATUS)
-        if node.name in self.environment.scope.constants:
-            return self._constant(node.name)
-        if is_enumerator(node.name):
-            return Lowered(f'"{node.name}"', ENUMERATOR)
-        if "::" in node.name:
-            return self._qualified(node)
-        if node.name in self.environment.scope.globals:
-            return self._global(node)
-        if node.name in self.environment.template:
-            return Lowered(f'plan.template["{node.name}"]', INT)
-        return self.ask(node.span, node.name)
-
-    def _constant(self, name: str) -> Lowered:
-        """A constant's value; what the precision decides gets a name at the top."""
-        value = self.environment.scope.constants[name]
-        if not isinstance(value, ir.PrecisionChoice):
-            return self.lower(value)
-        choices = [(precision, self.lower(one)) for precision, one in value.values]
-        items = ", ".join(f'"{precision}": {one.text}' for precision, one in choices)
-        hoisted = python_name(name)
-        self.environment.hoisted[hoisted] = f"{{{items}}}[plan.precision]"
-        return Lowered(hoisted, choices[0][1].type, is_natural=all(one.is_natural for _, one in choices))
-
-    def _qualified(self, node: ir.Name) -> Lowered:
-        """``x128::size``: a static constant of a class, its template parameters replaced; ``decltype(n)::value``."""
-        owner, _, member = node.name.rpartition("::")
-        carrier = re.fullmatch(r"(?:std::)?(?:decltype|remove_reference_t<decltype)\((\w+)\)>?", owner)
-        if carrier is not None and member == "value":
-            return self._name(ir.Name(node.span, carrier[1]))
-        alias = self.environment.scope.aliases.get(owner)
-        base = alias.type.base if alias else owner.split("<")[0]
-        constant = self.environment.scope.class_constants.get((base, member))
-        is_namespace = alias is None and all(name != base for name, _ in self.environment.scope.class_constants)
-        if constant is None and is_namespace and member in self.environment.scope.constants:
-            return self.lower(self.environment.scope.constants[member])
-        if constant is None:
-            raise SourceError(node.span, f"{node.name} is no constant that is known")
-        arguments = alias.arguments if alias else tuple(
-            CType(canonical_name(name)) for name in re.findall(r"<(.*)>", owner)[:1]
-        )  # fmt: skip
-        replaced = dict(zip(constant.parameters, arguments, strict=False))
-        lowered = self.lower(with_types(constant.value, replaced))
-        if lowered.text.isdigit():
-            return lowered
-        name = python_name(re.sub(r"\W+", "_", node.name).strip("_"))
-        self.environment.hoisted[name] = lowered.text
-        return Lowered(name, lowered.type, is_natural=True)
-
-    def _global(self, node: ir.Name) -> Lowered:
-        """A mutable global: the device property that it is set from, its only value, or asked for."""
-        values = self.environment.scope.globals[node.name]
-        for value in values:
-            if isinstance(value, ir.Member) and value.field in DEVICE_FIELDS:
-                return Lowered(f"plan.device.{value.field}", INT, is_natural=True)
-        if len(values) == 1 and isinstance(values[0], ir.Number):
-            return self._number(values[0])
-        names = [part.name for value in values for part in ir.walk(value) if isinstance(part, ir.Name)]
-        enumerator = chosen_enumerator(name for name in names if is_enumerator(name))
-        if enumerator is not None and not any(isinstance(value, ir.Unreadable) for value in values):
-            return Lowered(f'"{enumerator}"', ENUMERATOR)
-        return self.ask(node.span, node.name, self.environment.scope.global_types.get(node.name, INT))
-
-    def ask(self, span: SourceSpan, text: str, ctype: CType = INT) -> Lowered:
-        """A value that no plan can know becomes a parameter of the Python function.
-
-        Raises SourceError for one that Python cannot give: no number and no pointer to numbers.
-        """
-        name = python_name(re.sub(r"\W+", "_", text).strip("_"))
-        plain = ctype.is_integer or ctype.is_floating or ctype.pointers == 1
-        if not name.isidentifier() or not plain:
-            raise SourceError(span, f"{text} is not known here, and Python cannot give {ctype.base} values")
-        # A type that a kernel's parameter has given it stays.
-        return Lowered(name, self.environment.asked.setdefault(name, ctype.value))
 
     # -x, !x, ~x, *p, &p[i]
     def _unary(self, node: ir.Unary) -> Lowered:
@@ -446,10 +325,3 @@ class ExpressionLowering:
 
     def _unreadable(self, node: ir.Unreadable) -> Lowered:
         raise SourceError(node.span, f"{node.text!r}: {node.reason}")
-
-    def resolve(self, ctype: CType) -> CType:
-        """Return a type with its alias replaced."""
-        alias = self.environment.scope.aliases.get(ctype.base)
-        if alias is None or alias.arguments:
-            return CType(canonical_name(ctype.base), ctype.pointers, ctype.const)
-        return CType(alias.type.base, alias.type.pointers + ctype.pointers, ctype.const)
