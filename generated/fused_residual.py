@@ -31,6 +31,7 @@ from llmc2py.runtime.ops import (
     device_of,
     empty,
     empty_like,
+    own,
     rows,
     take,
     take_like,
@@ -171,6 +172,7 @@ class FusedResidualLayerNormFunction(Function):
     """
 
     origin = "llmc/layernorm.cuh:525"
+    overwrites = (0,)
 
     @staticmethod
     def forward(ctx: Context, inp1: Array, inp2: Array, weight: Array, bias: Array) -> tuple[Array, Array]:
@@ -207,7 +209,7 @@ class FusedResidualLayerNormFunction(Function):
         dtype = dresidual.dtype
         vector = 16 // dtype.itemsize
         if C % vector == 0 and N % 16 == 0:
-            dinp = copy(dresidual)
+            dinp = own(ctx, dresidual)
             dweight = accumulator(ctx, 2, weight)
             dbias = accumulator(ctx, 3, bias)
             scratch = empty((32 + 2 * C * 2 * device_of(dresidual).multiProcessorCount,), float32, dresidual)

@@ -21,7 +21,7 @@ from llmc2py.runtime import (
     launcher,
 )
 from llmc2py.runtime.dtypes import bfloat16, float16, float32
-from llmc2py.runtime.ops import contiguous, copy, empty_like, take
+from llmc2py.runtime.ops import contiguous, empty_like, own, take
 
 from .dev.cuda.gelu_backward import gelu_backward2
 
@@ -112,6 +112,7 @@ class GeLUFunction(Function):
     """
 
     origin = "llmc/gelu.cuh:64"
+    overwrites = (0,)
 
     @staticmethod
     def forward(ctx: Context, inp: Array) -> Array:
@@ -136,7 +137,7 @@ class GeLUFunction(Function):
             dinp = empty_like(dout)
             gelu_backward2(dinp, inp, dout, N, 512)
         else:
-            dinp = copy(dout)
+            dinp = own(ctx, dout)
             elementwise(gelu_backward_inplace, (dinp, inp), N, GELU_BACKWARD_INPLACE_QUANTUM[dtype])
         return dinp
 

@@ -12,11 +12,11 @@ from llmc2py.runtime.dtypes import bfloat16, float16, float32
 from llmc2py.runtime.ops import (
     accumulator,
     contiguous,
-    copy,
     device_of,
     empty,
     length,
     ones,
+    own,
     require,
     rows,
     take,
@@ -49,6 +49,7 @@ class LinearGeLUFunction(Function):
     """
 
     origin = "llmc/matmul.cuh:177"
+    overwrites = (0,)
 
     @staticmethod
     def forward(ctx: Context, inp: Array, weight: Array, bias: Array) -> Array:
@@ -82,7 +83,7 @@ class LinearGeLUFunction(Function):
         lead = dout.shape[:-1]
         dtype = dout.dtype
         vector = 16 // dtype.itemsize
-        dsums = copy(dout)
+        dsums = own(ctx, dout)
         elementwise(gelu_backward_inplace, (dsums, sums), N * OC, GELU_BACKWARD_INPLACE_QUANTUM[dtype])
         dinp = empty((*lead, C), dtype, dout)
         dweight = accumulator(ctx, 1, weight)

@@ -13,7 +13,7 @@ from llmc2py.ir.plans import ArraySpec, OpPlan, OptionSpec, Recipe
 OPS = frozenset(
     {
         "accumulator", "as_float32", "as_type", "assign", "cast", "clear", "contiguous", "copy", "cropped",
-        "crossentropy_gradient", "device_of", "empty", "empty_like", "fitted", "length", "ones", "part", "put",
+        "crossentropy_gradient", "device_of", "empty", "empty_like", "fitted", "length", "ones", "own", "part", "put",
         "require", "rows", "scale", "softmax_gradient", "softmax_of", "take", "take_indices", "take_like", "writable",
         "zeros", "zeros_like",
     }
@@ -55,6 +55,9 @@ def function_values(op: OpPlan) -> dict[str, Any]:
         "forward": indent(forward, 2),
         "backward": indent(backward, 2),
         "saves": ", ".join(op.saves),
+        "overwrites": tuple_text(
+            str(index) for index, one in enumerate(op.outputs) if f"own(ctx, d{one.name})" in text
+        ),
         "outputs": ", ".join(one.name for one in op.outputs),
         "gradients": ", ".join(op.gradients.get(name, "None") for name in arguments) if op.gradients else "",
         "origin": op.origin,

@@ -31,7 +31,7 @@ _COUNTS = {
     "as_float32": 1, "as_type": 2, "assign": 2, "cast": 2, "ceil_div": 2, "clear": 2, "copy": 1, "cropped": 2,
     "crossentropy_gradient": 6,
     "cudnn.attention_backward": 9, "cudnn.attention_forward": 7, "empty": 2, "empty_like": 1, "fitted": 2,
-    "next_seed": 0, "ones": 2, "put": 3, "scale": 2, "softmax_gradient": 2, "softmax_of": 1, "writable": 1,
+    "next_seed": 0, "ones": 2, "own": 1, "put": 3, "scale": 2, "softmax_gradient": 2, "softmax_of": 1, "writable": 1,
     "zeros": 2, "zeros_like": 1,
 }  # fmt: skip
 #: What generated passes call by these names, so that no array can have them.
@@ -257,6 +257,8 @@ class _Expressions(ast.NodeTransformer):
                 raise self.recipe._error(node, f"{ast.unparse(node)}: an input of the op is added to")
             index = ast.Constant(self.recipe.indices[ast.unparse(arguments[0])])
             arguments = [ast.Name("ctx"), index, arguments[0]]
+        elif name == "own":
+            arguments = [ast.Name("ctx"), *arguments]
         elif name in _PLACED:
             arguments.append(place)
         elif name not in _PLAIN:

@@ -219,6 +219,7 @@ class Context:
     def __init__(self, function: type[Function], edges: list[Tensor | tuple[Context, int] | None]) -> None:
         self.saved: tuple[Any, ...] = ()
         self.starts_alone = False
+        self.owned_: list[Any] = []
         self.function_ = function
         self.edges_: list[Tensor | tuple[Context, int] | None] | None = edges
         self.outputs_: list[Any] = []
@@ -247,8 +248,12 @@ class Function:
 
     ``forward(ctx, *inputs)`` is given arrays (and other values as they are) and returns an array or a tuple of arrays.
     ``backward(ctx, *grads)`` is given the gradient of each output and returns one for each input, None for inputs that
-    need none. It does not write into what it is given, and may return it.
+    need none. It does not write into what it is given, and may return it; `ops.own` makes an exception of gradients
+    whose numbers are in ``overwrites``, where nobody else has them.
     """
+
+    #: Incoming gradients that ``backward`` writes over if it may.
+    overwrites: ClassVar[tuple[int, ...]] = ()
 
     #: Where the operation comes from, for messages.
     origin: ClassVar[str] = ""

@@ -87,7 +87,11 @@ def _run_node(node: Context, incoming: list[Any], sums: _Sums | None) -> None:
             _fill_with_zeros(node, incoming)
             break
     grad = None
+    for index in node.function_.overwrites:
+        if is_exclusive(incoming, index):
+            node.owned_.append(incoming[index])
     result = node.function_.backward(node, *incoming)
+    node.owned_.clear()
     # A gradient that is passed on has fewer holders without these two, and may become a leaf's own.
     incoming.clear()
     grads = list(result) if result.__class__ is tuple or result.__class__ is list else [result]

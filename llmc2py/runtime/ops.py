@@ -167,6 +167,11 @@ def copy(array: Any) -> Any:
     return result
 
 
+def own(ctx: Context, gradient: Any) -> Any:
+    """Return an incoming gradient for a kernel to write to: itself where nobody else has it, else a copy."""
+    return gradient if any(gradient is one for one in ctx.owned_) else copy(gradient)
+
+
 def put(buffer: Any, array: Any, shape: tuple[int, ...]) -> None:
     """Write an array to the beginning of a flat buffer, laid out as ``shape``: zeros where the array is shorter.
 

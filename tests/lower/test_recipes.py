@@ -364,11 +364,13 @@ def test_a_pass_begins_with_checks_sizes_and_what_is_kept(tmp_path: pathlib.Path
     made = many(tmp_path)
     assert made.diagnostics == ()
     text = made.files["many.py"]
-    assert lines_between(text, "def forward(", "require(") == [
+    # What is required of sizes comes before indices are compared with them.
+    assert lines_between(text, "def forward(", "out = zeros(") == [
         'inp = take("Many", "inp", inp, DTYPES)',
         'N, T, inp_C = rows("Many", "inp", inp, 2)',
         'C = part("Many", "inp", inp_C, 3, "C")',
         'V = length("Many", "table", table, 0, 2)',
+        'require("Many", C % NH == 0, "C % NH == 0", C=C, NH=NH)',
         'ids = take_indices("Many", "ids", ids, inp.shape[:-2], V, "inp", inp)',
         'table = take_like("Many", "table", table, (V, C), "inp", inp)',
         'shift = None if shift is None else take_like("Many", "shift", shift, (C,), "inp", inp)',

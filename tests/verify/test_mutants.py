@@ -52,7 +52,7 @@ MUTANTS = {
         "gelu.cu", r"\(float\)gradient\[i\] \* gelu_slope", "gelu_slope", "GeLU", ELEMENTWISE, {"backward"},
     ),
     "incoming gradient overwritten": (
-        "gelu.py", r"dinp = copy\(dout\)", "dinp = dout", "GeLU", ELEMENTWISE, {"arrays unchanged"},
+        "gelu.py", r"dinp = own\(ctx, dout\)", "dinp = dout", "GeLU", ELEMENTWISE, {"arrays unchanged"},
     ),
     "input overwritten": (
         "gelu.py", r"out = empty_like\(inp\)", "out = inp", "GeLU", ELEMENTWISE, {"arrays unchanged", "used twice"},
@@ -105,7 +105,7 @@ MUTANTS = {
         "LayerNorm", ROWWISE, {"backward"},
     ),
     "residual stream's gradient left out": (
-        "fused_residual.py", r"dinp = copy\(dresidual\)", "dinp = zeros_like(dresidual)",
+        "fused_residual.py", r"dinp = own\(ctx, dresidual\)", "dinp = zeros_like(dresidual)",
         "FusedResidualLayerNorm", ROWWISE, {"backward"},
     ),
     "positions that see what comes after them": (
@@ -145,7 +145,7 @@ MUTANTS = {
         "Linear", LINEAR, {"accumulation"},
     ),
     "incoming gradient of a fused layer overwritten": (
-        "linear_gelu.py", r"dsums = copy\(dout\)", "dsums = dout", "LinearGeLU", LINEAR, {"arrays unchanged"},
+        "linear_gelu.py", r"dsums = own\(ctx, dout\)", "dsums = dout", "LinearGeLU", LINEAR, {"arrays unchanged"},
     ),
     "sums taken for their GELU": (
         "mlp.py", r"out, active, fcprojw", "out, sums, fcprojw", "MLP", MLP, {"forward"},
