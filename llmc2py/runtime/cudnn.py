@@ -6,13 +6,8 @@ nor cuDNN.
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import importlib
 import math
-import pathlib
 import sys
-import sysconfig
 import threading
 import weakref
 from collections.abc import Callable
@@ -30,17 +25,15 @@ from llmc2py.runtime.arrays import (
     packed_copy,
     pointer_of,
 )
+from llmc2py.runtime.cudnnlibrary import frontend_module
 from llmc2py.runtime.dtypes import bfloat16, float16, float32
-from llmc2py.runtime.errors import LaunchError, PrecisionError, ToolMissingError
+from llmc2py.runtime.errors import LaunchError, PrecisionError
 
 __all__ = ["attention_backward", "attention_forward"]
 
 #: Graphs kept per thread and device; the oldest goes first.
 MAX_GRAPHS = 256
 
-#: The first cuDNN whose backward pass takes every length without copying from the host, which no capture could repeat.
-_OLDEST = (9, 16)
-_INSTALL_HINT = 'pip install "llmc2py[cudnn]" (or "llmc2py[cudnn12]" for a driver older than CUDA 13)'
 _OTHER_WAY = 'choose implementation="llmc"'
 _LARGEST_HEAD, _HEAD_QUANTUM = 128, 8
 _ALIGNMENT = 16
@@ -214,45 +207,6 @@ def _backward_of_one(dinp: Any, dout: Any, sizes: Sizes) -> None:
 # --- cuDNN
 
 
-@functools.cache
-def _frontend() -> Any:
-    """Return the module ``cudnn``. Raises ToolMissingError where it, the library or what that needs is not there."""
-    try:
-        _load_libraries()
-        frontend = importlib.import_module("cudnn")
-        number = int(frontend.backend_version())
-    except (ImportError, OSError, RuntimeError) as error:
-        raise ToolMissingError(f"cuDNN cannot be loaded ({error}); {_INSTALL_HINT}") from error
-    version = number // 10000, number // 100 % 100
-    if version < _OLDEST:
-        found, oldest = (".".join(map(str, one)) for one in (version, _OLDEST))
-        raise ToolMissingError(f"cuDNN is {found}, and {oldest} or newer is needed; {_INSTALL_HINT}")
-    return frontend
-
-
-def _load_libraries() -> None:
-    """Load the libraries that cuDNN looks for by their bare names; it ends the process where cuBLASLt is not found."""
-    pathfinder = importlib.import_module("cuda.pathfinder")
-    for name in ("nvrtc", "cublasLt"):
-        pathfinder.load_nvidia_dynamic_lib(name)
-    if sys.platform == "linux":
-        _load_cudnn(sysconfig.get_path("purelib"), sys.path)
-
-
-def _load_cudnn(home: str, python_path: list[str]) -> None:
-    """Load ``libcudnn`` where the frontend does not look: it knows the interpreter's own packages and the system."""
-    name = "libcudnn.so.9"
-    in_packages = pathlib.Path("nvidia", "cudnn", "lib", name)
-    if (home / in_packages).is_file():
-        return
-    for entry in python_path:
-        if (library := pathlib.Path(entry or ".") / in_packages).is_file():
-            # Once loaded, it is what the system finds by its name.
-            ctypes.CDLL(str(library.resolve()))
-            return
-    ctypes.CDLL(name)
-
-
 class _Context:
     """A handle of cuDNN on one device, and the graphs that were built with it; one thread uses it at a time."""
 
@@ -311,7 +265,7 @@ def _context(device: int) -> _Context:
     if lease is None:
         lease = _threads.lease = _Lease()
     if device not in lease.contexts:
-        frontend, free = _frontend(), _free.setdefault(device, [])
+        frontend, free = frontend_module(), _free.setdefault(device, [])
         try:
             context = free.pop()
         except IndexError:

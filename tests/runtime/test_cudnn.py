@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from llmc2py.runtime import arrays, cudnn
+from llmc2py.runtime import arrays, cudnn, cudnnlibrary
 from llmc2py.runtime.dtypes import bfloat16, float16
 from llmc2py.runtime.errors import LaunchError, PrecisionError, ToolMissingError
 from tests.runtime.fakecudnn import FakeFrontend, HostArray, call_arrays, run_both
@@ -40,14 +40,14 @@ def fake(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(ndarray=HostArray))
     monkeypatch.setitem(sys.modules, "cudnn", frontend)
     monkeypatch.setattr(arrays, "has_several_devices", lambda: False)
-    monkeypatch.setattr(cudnn, "_load_libraries", lambda: None)
+    monkeypatch.setattr(cudnnlibrary, "load_libraries", lambda: None)
     monkeypatch.setattr(cudnn, "_threads", threading.local())
     monkeypatch.setattr(cudnn, "_free", {})
     monkeypatch.setattr(cudnn, "_captured", {})
-    cudnn._frontend.cache_clear()
+    cudnnlibrary.frontend_module.cache_clear()
     frontend.cuda = cuda
     yield frontend
-    cudnn._frontend.cache_clear()
+    cudnnlibrary.frontend_module.cache_clear()
 
 
 # --- on the CPU: layouts, graphs, streams, captures
@@ -231,7 +231,7 @@ def test_without_a_library_the_extra_is_named(fake, monkeypatch, error):
     def fail():
         raise error
 
-    monkeypatch.setattr(cudnn, "_load_libraries", fail)
+    monkeypatch.setattr(cudnnlibrary, "load_libraries", fail)
     a = call_arrays(1, 2, 1, 8)
     with pytest.raises(ToolMissingError, match=rf'\({error}\); pip install "llmc2py\[cudnn\]"'):
         cudnn.attention_forward(a.out, a.stats, a.inp, 1, 2, 1, 8)
@@ -248,11 +248,11 @@ def test_the_library_is_looked_for_in_packages_that_the_frontend_does_not_know(t
     loaded: list[str] = []
     monkeypatch.setattr(ctypes, "CDLL", loaded.append)
     home, other = tmp_path / "home", tmp_path / "other"
-    cudnn._load_cudnn(str(home), [str(other)])
+    cudnnlibrary.load_cudnn(str(home), [str(other)])
     for folder in (other, home):
         (folder / "nvidia/cudnn/lib").mkdir(parents=True)
         (folder / "nvidia/cudnn/lib/libcudnn.so.9").touch()
-        cudnn._load_cudnn(str(home), [str(tmp_path), str(other)])
+        cudnnlibrary.load_cudnn(str(home), [str(tmp_path), str(other)])
     assert loaded == ["libcudnn.so.9", str((other / "nvidia/cudnn/lib/libcudnn.so.9").resolve())]
 
 
