@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import pathlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import jinja2
@@ -20,10 +20,11 @@ from llmc2py.emit.sources import emit_source
 from llmc2py.emit.text import WIDTH, import_order, indent, lay_out_all, plain, prose, quoted
 from llmc2py.ir.blas import PRODUCT_CALLS
 from llmc2py.ir.conditions import PRECISIONS
+from llmc2py.ir.defaults import trailing_defaults
 from llmc2py.ir.library import Intent, Kernel, Parameter, TemplateParameter
 from llmc2py.ir.names import python_name
 from llmc2py.ir.plans import LaunchPlan, ModulePlan, PackagePlan
-from llmc2py.ir.types import LAUNCHER, CType
+from llmc2py.ir.types import FLOATING_TYPES, INTEGER_TYPES, LAUNCHER, CType, canonical_name
 
 
 def template_folder() -> pathlib.Path:
@@ -188,8 +189,11 @@ def _kernel(module: ModulePlan, kernel: Kernel) -> dict[str, Any]:
     return {
         "symbol": module.symbols[kernel.name],
         "name": kernel.name,
-        "params": [_param(one, index) for index, one in enumerate(kernel.parameters)],
-        "template": [_template_param(one) for one in kernel.template],
+        "params": [
+            _param(one, index, default)
+            for index, (one, default) in enumerate(zip(kernel.parameters, trailing_defaults(kernel.parameters), strict=True))
+        ],
+        "template": _template_params(kernel.template),
         "origin": kernel.span.origin,
         "precisions": _precisions(kernel),
         "is_wide": kernel.name in module.wide,
@@ -209,7 +213,7 @@ def parameter_name(parameter: Parameter, index: int) -> str:
     return python_name(name)
 
 
-def _param(parameter: Parameter, index: int) -> str:
+def _param(parameter: Parameter, index: int, default: str | None = None) -> str:
     ctype = parameter.type if parameter.type.is_pointer else parameter.type.value
     parts = [quoted(parameter_name(parameter, index)), quoted(str(ctype))]
     if parameter.intent not in (None, Intent.UNUSED):
@@ -218,17 +222,35 @@ def _param(parameter: Parameter, index: int) -> str:
         parts.append(f"align={parameter.alignment}")
     if parameter.nullable:
         parts.append("nullable=True")
+    if default is not None:
+        parts.append(f"default={default}")
     return f"Param({', '.join(parts)})"
 
 
-def _template_param(parameter: TemplateParameter) -> str:
-    kind = "int" if CType(parameter.kind).is_integer and parameter.kind != "bool" else parameter.kind
-    # Any other type of a template parameter is that of a function.
-    kind = kind if kind in ("int", "bool", "type") else "function"
+def _template_params(parameters: Iterable[TemplateParameter]) -> list[str]:
+    shown: list[str] = []
+    names: list[str] = []
+    for parameter in parameters:
+        kind = "int" if CType(parameter.kind).is_integer and parameter.kind != "bool" else parameter.kind
+        # Any other type of a template parameter is that of a function.
+        kind = kind if kind in ("int", "bool", "type") else "function"
+        value = _template_default(parameter, kind, names)
+        default = f", default={value}" if value else ""
+        shown.append(f"TemplateParam({quoted(parameter.name)}, {quoted(kind)}{default})")
+        names.append(parameter.name)
+    return shown
+
+
+def _template_default(parameter: TemplateParameter, kind: str, before: Collection[str]) -> str:
+    """Return the default of a template parameter in Python, or "" where it is none that a call can do without."""
     text = (parameter.default or "").strip()
-    value = text.capitalize() if text in ("true", "false") else text if text.isdigit() else ""
-    default = f", default={value}" if value else ""
-    return f"TemplateParam({quoted(parameter.name)}, {quoted(kind)}{default})"
+    if kind == "type":
+        name = canonical_name(text)
+        return quoted(name) if name in INTEGER_TYPES or name in FLOATING_TYPES or name in before else ""
+    if text in ("true", "false"):
+        return text.capitalize()
+    number = re.fullmatch(r"(-?(?:0x[0-9a-f]+|0|[1-9][0-9]*))[ul]*", text.lower())
+    return number[1] if number else ""
 
 
 def _launcher(module: ModulePlan, plan: LaunchPlan) -> dict[str, Any]:
@@ -237,9 +259,9 @@ def _launcher(module: ModulePlan, plan: LaunchPlan) -> dict[str, Any]:
     originals = {one.name: one.type.base for one in plan.launcher.parameters}
     taken = {originals[one.name] for one in parameters if one.type == LAUNCHER}
     template = {one.name for one in plan.launcher.template}
-    defaults = _defaults(parameters) if not plan.asked else [""] * len(parameters)
+    defaults = trailing_defaults(parameters) if not plan.asked else [None] * len(parameters)
     signature = [
-        f"{name}: {_annotation(one, template)}{default}"
+        f"{name}: {_annotation(one, template)}{f' = {default}' if default is not None else ''}"
         for name, one, default in zip(names, parameters, defaults, strict=True)
     ]
     signature += [f"{one.name}: {_annotation(one, template)}" for one in plan.asked]
@@ -247,7 +269,7 @@ def _launcher(module: ModulePlan, plan: LaunchPlan) -> dict[str, Any]:
     return {
         "name": plan.name,
         "params": params,
-        "template": [_template_param(one) for one in plan.launcher.template if one.name not in taken],
+        "template": _template_params(one for one in plan.launcher.template if one.name not in taken),
         "origin": plan.launcher.span.origin,
         "signature": ", ".join(["plan: Plan", *signature]),
         "doc": indent(_launcher_doc(plan), 1),
@@ -268,27 +290,6 @@ def _helpers(module: ModulePlan) -> list[dict[str, Any]]:
         }
         for helper in found.values()
     ]
-
-
-def _defaults(parameters: list[Parameter]) -> list[str]:
-    """Return `` = value`` for the parameters at the end that have a default which is a plain value."""
-    found = [""] * len(parameters)
-    for index in range(len(parameters) - 1, -1, -1):
-        value = _default(parameters[index])
-        if value is None:
-            break
-        found[index] = f" = {value}"
-    return found
-
-
-def _default(parameter: Parameter) -> str | None:
-    text = (parameter.default or "").strip()
-    if parameter.type.is_pointer:
-        return "None" if text in ("NULL", "nullptr", "0") else None
-    if text in ("true", "false"):
-        return text.capitalize()
-    number = re.fullmatch(r"(-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)[fFuUlL]*", text)
-    return number[1] if number else None
 
 
 def _annotation(parameter: Parameter, template: set[str]) -> str:
