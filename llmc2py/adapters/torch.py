@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 
 from llmc2py.adapters.shapes import bind_sizes, shape_of
+from llmc2py.adapters.torch_checks import NO_SECOND_ORDER, NO_TRANSFORMS, device_of, is_transformed
 from llmc2py.adapters.torch_memory import NUMPY_DTYPES, TORCH_DTYPES, Borrowing
 from llmc2py.runtime import Context, Function, OpSpec
 from llmc2py.runtime.dtypes import PRECISIONS
@@ -68,6 +69,7 @@ class Operator:
     ) -> None:
         self.function = function
         self.spec = spec
+        self._callee = function.__name__.removesuffix("Function")
         self.gradients = dict(gradients)
         self.autocast = autocast
         self._fixed = dict(fixed or {})
@@ -87,13 +89,19 @@ class Operator:
     def __call__(self, *arguments: Any) -> Any:
         """Return the outputs for tensors and options by position: a tensor or a tuple of them.
 
-        Raises TypeError, ValueError and IndexError as the generated function does.
+        Raises TypeError, ValueError and IndexError as the generated function does, and NotImplementedError in forward
+        mode and in transforms of ``torch.func``.
         """
         arrays = arguments[: len(self._arrays)]
-        device = _device_of(arrays).type
+        device = device_of(self._callee, zip(self._arrays, arrays, strict=True), self.spec.optional).type
         if device in _DEVICES and torch.is_autocast_enabled(device):
             arguments = (*self._cast(arrays), *arguments[len(self._arrays) :])
-        result = self._op(*arguments)
+        try:
+            result = self._op(*arguments)
+        except RuntimeError as error:
+            if is_transformed(error):
+                raise NotImplementedError(f"{self._callee}: {NO_TRANSFORMS}") from error
+            raise
         if isinstance(result, torch.Tensor):
             return result
         return result[0] if len(self.spec.outputs) == 1 else tuple(result[: len(self.spec.outputs)])
@@ -116,7 +124,9 @@ class Operator:
             sizes = ["SymInt[] lead", "SymInt[] sizes", "ScalarType dtype"]
             types = [self._option_schema(one, bare=True) for one in self._options]
             schema = f"({', '.join([*incoming, *saved, *sizes, *types])}) -> {_tensors(len(self._computed))}"
-            _custom_op(f"{name}_backward", self._backward, schema).register_fake(self._fake_backward)
+            backward = _custom_op(f"{name}_backward", self._backward, schema)
+            backward.register_fake(self._fake_backward)
+            backward.register_autograd(self._refuse_second_order)
             self._backward_op = _overload(f"{name}_backward")
         forward.register_autograd(self._differentiate, setup_context=self._set_up)
 
@@ -204,6 +214,9 @@ class Operator:
         ]
         return (*gradients, *(None for _ in self._options))
 
+    def _refuse_second_order(self, ctx: Any, *grads: Any) -> Any:
+        raise NotImplementedError(f"{self._callee}: {NO_SECOND_ORDER}")
+
     def _backward(self, *arguments: Any) -> Any:
         spec, count = self.spec, len(self.spec.outputs)
         grads, saved = arguments[:count], dict(zip(self._saves, arguments[count:], strict=False))
@@ -287,6 +300,8 @@ class Operator:
 
     def _cast(self, arrays: Sequence[Any]) -> list[Any]:
         floating = [one for one in arrays if one is not None and one.dtype in _WIDTH]
+        if not floating:
+            return list(arrays)
         if self.autocast == "lower":
             wanted = torch.get_autocast_dtype(floating[0].device.type)
         elif self.autocast == "float32":

@@ -15,6 +15,9 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed (pip insta
 from llmc2py.runtime import Tensor  # noqa: E402 - after the skip
 from tests.adapters.torch_cases import CASES, DTYPES, NAMES, Case, as_tuple, gradients  # noqa: E402 - after the skip
 
+# PyTorch's own modules make use of what PyTorch deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+
 # --- results
 
 
@@ -199,11 +202,67 @@ def test_an_input_that_was_changed_is_seen(package: Any) -> None:
         y.sum().backward()
 
 
+# --- derivatives that are not computed
+
+
 def test_no_gradients_of_gradients(package: Any) -> None:
     x = torch.randn(5, requires_grad=True)
     (found,) = torch.autograd.grad(package.gelu(x).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="no autograd formula was registered"):
+    with pytest.raises(NotImplementedError, match="GeLU: gradients of gradients are not computed"):
         found.sum().backward()
+    a, b = torch.randn(5, requires_grad=True), torch.randn(5, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="GeLU: gradients of gradients"):
+        torch.autograd.functional.hessian(lambda one, other: package.residual(one, package.gelu(other)).sum(), (a, b))
+
+
+def dual_call(call: Any, x: Any) -> Any:
+    forward_ad = torch.autograd.forward_ad
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(call(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
+
+
+@pytest.mark.parametrize(
+    "derive",
+    [
+        lambda call, x: torch.func.jvp(call, (x,), (x,)),
+        lambda call, x: torch.func.jacfwd(call)(x),
+        lambda call, x: torch.func.linearize(call, x),
+        lambda call, x: torch.func.jvp(lambda y: torch.func.jvp(call, (y,), (y,))[1], (x,), (x,)),
+        lambda call, x: torch.autograd.functional.jacobian(call, x, vectorize=True, strategy="forward-mode"),
+        dual_call,
+        lambda call, x: dual_call(call, x.requires_grad_()),
+    ],
+    ids=["jvp", "jacfwd", "linearize", "nested", "functional", "dual", "dual and gradient"],
+)
+def test_no_derivatives_in_forward_mode(package: Any, derive: Any) -> None:
+    # PyTorch itself would give zeros.
+    with pytest.raises(NotImplementedError, match=r"GeLU: derivatives in forward mode \(jvp, .*torch.autograd.grad"):
+        derive(package.gelu, torch.randn(3))
+    with pytest.raises(NotImplementedError, match="Linear: derivatives in forward mode"):
+        derive(package.Linear(3, 4), torch.randn(3))
+
+
+def test_what_has_no_tangent_is_a_constant_in_forward_mode(package: Any) -> None:
+    x, other = torch.randn(3), torch.randn(3)
+    value, tangent = torch.func.jvp(lambda one: one * package.gelu(other), (x,), (torch.ones(3),))
+    assert torch.equal(value, x * package.gelu(other))
+    assert torch.equal(tangent, package.gelu(other))
+
+
+@pytest.mark.parametrize("name", ["grad", "jacrev", "hessian"])
+def test_transforms_of_functions_are_refused(package: Any, name: str) -> None:
+    transform = getattr(torch.func, name)
+    with pytest.raises(NotImplementedError, match=r"GeLU: PyTorch cannot transform .*torch.autograd.grad"):
+        transform(lambda x: package.gelu(x).sum())(torch.randn(3))
+
+
+def test_jacobians_in_reverse_mode(package: Any) -> None:
+    x = torch.randn(3)
+    expected = torch.autograd.functional.jacobian(lambda one: torch.nn.functional.gelu(one, approximate="tanh"), x)
+    torch.testing.assert_close(torch.autograd.functional.jacobian(package.gelu, x), expected, rtol=1e-4, atol=1e-5)
+
+
+# --- errors
 
 
 @pytest.mark.parametrize(
@@ -217,8 +276,37 @@ def test_no_gradients_of_gradients(package: Any) -> None:
         (lambda p: p.LayerNorm(8)(torch.zeros(2, 7)), ValueError, r"LayerNorm: `weight` has shape \(8,\)"),
         (lambda p: p.LayerNorm(8, dtype=torch.float64), TypeError, "torch.float64 is no precision of the layers"),
         (lambda p: p.Attention(3)(torch.zeros(1, 4, 24)), ValueError, "C % NH == 0"),
+        (lambda p: p.GeLU()(None), TypeError, "GeLU: `inp` is None; a tensor of PyTorch is taken"),
+        (lambda p: p.GeLU()([1.0]), TypeError, "GeLU: `inp` is a list; a tensor"),
+        (
+            lambda p: p.Linear(8, 3)(np.zeros(8)),
+            TypeError,
+            "Linear: `inp` is a numpy.ndarray .`torch.from_numpy` makes",
+        ),
+        (
+            lambda p: p.Linear(8, 3)(Tensor(np.zeros(8))),
+            TypeError,
+            r"Linear: `inp` is a llmc2py\.Tensor; a tensor of P",
+        ),
+        (lambda p: p.residual(torch.zeros(3), None), TypeError, "Residual: `inp2` is None"),
+        (lambda p: p.linear(torch.zeros(3), None, None), TypeError, "Linear: `weight` is None"),
+        (lambda p: p.CrossEntropy()(torch.zeros(1, 3), [1]), TypeError, "CrossEntropy: `targets` is a list"),
+        (lambda p: p.Encoder(4, 8, 8)(torch.zeros(1, 2)), TypeError, "Encoder: `inp` is float32; integers are taken"),
+        (
+            lambda p: p.residual(torch.zeros(3), torch.zeros(3, device="meta")),
+            TypeError,
+            "Residual: `inp1` is on cpu and `inp2` is on meta; .* live on one device",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(call: Any, error: type[Exception], message: str, package: Any) -> None:
     with pytest.raises(error, match=message):
         call(package)
+
+
+@pytest.mark.parametrize("value", [None, [1.0], torch.zeros(3, dtype=torch.complex64), torch.arange(3)], ids=repr)
+def test_autocast_leaves_what_is_wrong_to_be_said(value: Any, package: Any) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        for function in (package.gelu, package.softmax, lambda x: package.linear(x, x, None)):
+            with pytest.raises(TypeError, match=r"`inp` is|complex64 is no dtype"):
+                function(value)

@@ -160,7 +160,7 @@ def test_export_takes_a_model_with_a_dynamic_batch(package: Any, device: str) ->
 def test_the_example_of_the_readme_runs(package: Any, capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"^```py\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
     (example,) = [block for block in blocks if "import torch" in block]
-    exec(example.replace("from generated.", "from for_torch."), {"__name__": "example"})
+    exec(example.replace("from llmc_torch.", "from for_torch."), {"__name__": "example"})
     assert capsys.readouterr().out == "torch.bfloat16 torch.Size([8, 32, 64]) torch.float32\n"
 
 
