@@ -19,6 +19,8 @@ from llmc2py.runtime.dtypes import PRECISIONS
 TEXT = Path(__file__).resolve().parent / "text" / "harbour.txt"
 NAMED = {"tiny": TINY, "124M": GPT2_124M}
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+#: The options that replace sizes of a named model.
+SIZES = {"layers": "num_layers", "heads": "num_heads", "channels": "channels", "context": "max_seq_len"}
 #: The part of a text file that is kept back to validate on.
 VALIDATION = 0.1
 
@@ -29,7 +31,10 @@ def prepare(context: click.Context, options: dict[str, Any]) -> tuple[Trainer, T
     schedule = schedule_of(context, options, checkpoint)
     model = model_of(context, options, schedule, checkpoint)
     if schedule.sequence > model.config.max_seq_len:
-        raise ValueError(f"--sequence {schedule.sequence}: the model takes up to {model.config.max_seq_len} tokens")
+        hint = f"; --context {schedule.sequence} makes one that does" if is_new(options) else ""
+        raise ValueError(
+            f"--sequence {schedule.sequence}: the model takes up to {model.config.max_seq_len} tokens{hint}"
+        )
     train_tokens, val_tokens = load_tokens(options["data"], options["val_data"])
     check_vocabulary([*train_tokens, *val_tokens], model.config)
     loader = TokenLoader(train_tokens, schedule.batch, schedule.sequence)
@@ -67,17 +72,34 @@ def model_of(
         "accumulation": schedule.accumulation,
     }
     if checkpoint is not None:
-        for name in ("model_name", "dtype"):
+        for name in ("model_name", "dtype", *SIZES):
             if is_given(context, name):
                 raise ValueError(f"--{name.removesuffix('_name')} and --resume: the checkpoint says which it is")
         model = GPT2(checkpoint.config, **details)
-    elif options["model_name"] in NAMED:
-        model = GPT2(NAMED[options["model_name"]], seed=schedule.seed, **details)
+    elif is_new(options):
+        model = GPT2(config_of(options), seed=schedule.seed, **details)
     elif Path(options["model_name"]).is_file():
+        for name in SIZES:
+            if is_given(context, name):
+                raise ValueError(f"--{name} and --model {options['model_name']}: the file says which it is")
         model = read_model(options["model_name"], **details)
     else:
         raise ValueError(f"--model {options['model_name']}: neither tiny nor 124M, nor a file")
     return model.to(device_of(options["device"]), dtype=PRECISIONS[dtype])
+
+
+def is_new(options: dict[str, Any]) -> bool:
+    """Whether the options ask for a model with new weights."""
+    return options["resume"] is None and options["model_name"] in NAMED
+
+
+def config_of(options: dict[str, Any]) -> GPT2Config:
+    """Return the sizes of a new model: the named ones, and what is given in their place.
+
+    Raises ValueError where channels cannot be split into heads.
+    """
+    given = {field: options[name] for name, field in SIZES.items() if options[name] is not None}
+    return dataclasses.replace(NAMED[options["model_name"]], **given)
 
 
 def device_of(name: str) -> str:

@@ -23,7 +23,7 @@ from examples.gpt2.prepare import DTYPES, prepare
 from examples.gpt2.sample import generate
 from examples.gpt2.tokenizer import ByteTokenizer, printable
 from examples.gpt2.training import Schedule, Trainer, peak_of, utilisation
-from llmc2py.runtime import ToolMissingError, array_module
+from llmc2py.runtime import LaunchError, ToolMissingError, array_module
 
 
 def option(name: str, help_text: str, **details: Any) -> Any:
@@ -35,6 +35,11 @@ def option(name: str, help_text: str, **details: Any) -> Any:
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("--model", "model_name", default="tiny", show_default=True, metavar="tiny|124M|FILE",
               help="Sizes of a new model, or a model file of llm.c (gpt2_124M.bin) to go on from.")  # fmt: skip
+@click.option("--layers", type=click.IntRange(min=1), help="Layers of a new model, in place of what --model has.")
+@click.option("--heads", type=click.IntRange(min=1), help="Heads of each layer; they divide the channels.")
+@click.option("--channels", type=click.IntRange(min=1), help="Channels of a new model.")
+@click.option("--context", type=click.IntRange(min=1),
+              help="The most tokens that a new model takes; --sequence is up to it.")  # fmt: skip
 @click.option("--data", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="Token files of llm.c (.bin), or one text file, whose bytes are the tokens. May be given several "
                    "times.  [default: the text in this folder]")  # fmt: skip
@@ -74,11 +79,15 @@ def option(name: str, help_text: str, **details: Any) -> Any:
 @click.option("--peak-tflops", type=click.FloatRange(min=0, min_open=True),
               help="Peak of the device, for the MFU.  [default: known for some GPUs]")  # fmt: skip
 @click.pass_context
-def main(context: click.Context, **options: Any) -> None:
+def main(context: click.Context, /, **options: Any) -> None:
     """Train GPT-2 from generated layers.
 
     Without options: a model of 2 layers learns a small text on the CPU, in about a minute. It shows loss, tokens per
     second and MFU, samples a few words at the end, and writes checkpoints and the plot of the loss.
+
+    \b
+    A model of your own size:
+      train.py --layers 4 --heads 4 --channels 128 --context 64 --sequence 64 --steps 300
 
     \b
     GPT-2 124M on a GPU, on token files of llm.c:
@@ -92,7 +101,7 @@ def main(context: click.Context, **options: Any) -> None:
         raise click.UsageError(str(error)) from error
     try:
         train(trainer, val_loader, options, console)
-    except (FloatingPointError, ImportError, MemoryError, ToolMissingError) as error:
+    except (FloatingPointError, ImportError, MemoryError, LaunchError, ToolMissingError) as error:
         console.print(Text.assemble(("error: ", "red"), str(error)))
         raise SystemExit(1) from error
     finish(trainer, options, console)

@@ -11,8 +11,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from examples.gpt2 import plot, sample, train
+from examples.gpt2.checkpoint import read_config
 from examples.gpt2.data import TokenLoader, write_tokens
 from examples.gpt2.model import GPT2, GPT2_124M, TINY, GPT2Config
+from examples.gpt2.prepare import config_of
 from examples.gpt2.training import Schedule, Trainer, peak_of, utilisation
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,12 +138,45 @@ def test_the_command_shows_mfu_where_the_peak_is_known(tmp_path: Path) -> None:
     assert "MFU" in done.output
 
 
+def test_a_model_of_any_size_is_trained_and_resumed(tmp_path: Path) -> None:
+    sizes = ["--layers", 1, "--heads", 3, "--channels", 24, "--context", 40]
+    quick = ["--batch", 1, "--sequence", 40, "--val-batches", 1, "--sample", 2, "--out", tmp_path]
+    done = invoke(train.main, *sizes, *quick, "--steps", 1)
+    assert done.exit_code == 0, done.output
+    assert "(1 layers, 24 channels)" in " ".join(done.output.split())
+    expected = GPT2Config(max_seq_len=40, vocab_size=256, num_layers=1, num_heads=3, channels=24)
+    assert read_config(tmp_path / "model.bin")[0] == expected
+    done = invoke(train.main, "--resume", tmp_path / "checkpoint-000001.npz", "--steps", 2, *quick)
+    assert done.exit_code == 0, done.output
+    for name, size in zip(sizes[::2], sizes[1::2], strict=True):
+        for other in ("--resume", tmp_path / "checkpoint-000001.npz"), ("--model", tmp_path / "model.bin"):
+            done = invoke(train.main, name, size, *other)
+            assert done.exit_code == 2
+            assert f"{name} and {other[0]}" in " ".join(done.output.split())
+    done = invoke(train.main, "--model", tmp_path / "model.bin", "--sequence", 41)
+    assert done.exit_code == 2
+    assert "--sequence 41: the model takes up to 40 tokens" in " ".join(done.output.split())
+    assert "--context" not in done.output
+
+
+def test_sizes_replace_those_of_the_named_model() -> None:
+    none = {"resume": None, "layers": None, "heads": None, "channels": None, "context": None}
+    assert config_of(none | {"model_name": "124M"}) == GPT2_124M
+    larger = config_of(none | {"model_name": "124M", "layers": 24, "heads": 16, "channels": 1024})
+    assert larger == GPT2Config(num_layers=24, num_heads=16, channels=1024)
+    assert config_of(none | {"model_name": "tiny", "context": 64}).vocab_size == 256
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--channels", "50", "--heads", "3"], "50 channels cannot be split into 3 heads of one size"),
+        (["--heads", "3"], "64 channels cannot be split into 3 heads"),
+        (["--layers", "0"], "'--layers': 0 is not in the range x>=1"),
+        (["--context", "half"], "'--context': 'half' is not a valid integer"),
         (["--model", "huge"], "--model huge: neither tiny nor 124M, nor a file"),
         (["--device", "tpu"], "--device tpu: it is cpu, cuda or cuda:N"),
-        (["--sequence", "64"], "--sequence 64: the model takes up to 32 tokens"),
+        (["--sequence", "64"], "--sequence 64: the model takes up to 32 tokens; --context 64 makes one that does"),
         (["--batch", "0"], "batch is at least 1, not 0"),
         (["--batch", "100000"], "make batches smaller"),
         (["--data", "big.bin"], "the data has token 50256, the model's vocabulary has 256"),
