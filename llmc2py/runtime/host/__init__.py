@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 from typing import Any
 
 import numpy as np
 
+from llmc2py.runtime.arrays import numpy_pointer
 from llmc2py.runtime.backends import CompiledKernel, DeviceProperties
 from llmc2py.runtime.host.checker import Report, checking, is_checking, register_buffers
 from llmc2py.runtime.host.faults import CheckError, DivergentBarrierError, KernelAssertionError, KernelError
@@ -85,7 +87,5 @@ def memcpy(target: int, source: int, nbytes: int, stream: int) -> None:
 def empty(shape: tuple[int, ...], dtype: Any) -> Any:
     """Return a new contiguous NumPy array whose data is aligned to 256 bytes."""
     element = np.dtype(dtype)
-    nbytes = int(np.prod(shape, dtype=np.int64)) * element.itemsize
-    storage = np.empty(nbytes + _ALIGNMENT, np.uint8)
-    start = -storage.ctypes.data % _ALIGNMENT
-    return np.ndarray(shape, element, buffer=storage.data, offset=start)
+    storage = np.empty(math.prod(shape) * element.itemsize + _ALIGNMENT, np.uint8)
+    return np.ndarray(shape, element, storage, -numpy_pointer(storage) % _ALIGNMENT)
