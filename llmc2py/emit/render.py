@@ -20,6 +20,7 @@ from llmc2py.emit.sources import emit_source
 from llmc2py.emit.text import WIDTH, import_order, indent, lay_out_all, plain, prose, quoted
 from llmc2py.ir.blas import PRODUCT_CALLS
 from llmc2py.ir.conditions import PRECISIONS
+from llmc2py.ir.defaults import trailing_defaults
 from llmc2py.ir.library import Intent, Kernel, Parameter, TemplateParameter
 from llmc2py.ir.names import python_name
 from llmc2py.ir.plans import LaunchPlan, ModulePlan, PackagePlan
@@ -188,7 +189,12 @@ def _kernel(module: ModulePlan, kernel: Kernel) -> dict[str, Any]:
     return {
         "symbol": module.symbols[kernel.name],
         "name": kernel.name,
-        "params": [_param(one, index) for index, one in enumerate(kernel.parameters)],
+        "params": [
+            _param(one, index, default)
+            for index, (one, default) in enumerate(
+                zip(kernel.parameters, trailing_defaults(kernel.parameters), strict=True)
+            )
+        ],
         "template": _template_params(kernel.template),
         "origin": kernel.span.origin,
         "precisions": _precisions(kernel),
@@ -209,7 +215,7 @@ def parameter_name(parameter: Parameter, index: int) -> str:
     return python_name(name)
 
 
-def _param(parameter: Parameter, index: int) -> str:
+def _param(parameter: Parameter, index: int, default: str | None = None) -> str:
     ctype = parameter.type if parameter.type.is_pointer else parameter.type.value
     parts = [quoted(parameter_name(parameter, index)), quoted(str(ctype))]
     if parameter.intent not in (None, Intent.UNUSED):
@@ -218,6 +224,8 @@ def _param(parameter: Parameter, index: int) -> str:
         parts.append(f"align={parameter.alignment}")
     if parameter.nullable:
         parts.append("nullable=True")
+    if default is not None:
+        parts.append(f"default={default}")
     return f"Param({', '.join(parts)})"
 
 
@@ -253,9 +261,9 @@ def _launcher(module: ModulePlan, plan: LaunchPlan) -> dict[str, Any]:
     originals = {one.name: one.type.base for one in plan.launcher.parameters}
     taken = {originals[one.name] for one in parameters if one.type == LAUNCHER}
     template = {one.name for one in plan.launcher.template}
-    defaults = _defaults(parameters) if not plan.asked else [""] * len(parameters)
+    defaults = trailing_defaults(parameters) if not plan.asked else [None] * len(parameters)
     signature = [
-        f"{name}: {_annotation(one, template)}{default}"
+        f"{name}: {_annotation(one, template)}{f' = {default}' if default is not None else ''}"
         for name, one, default in zip(names, parameters, defaults, strict=True)
     ]
     signature += [f"{one.name}: {_annotation(one, template)}" for one in plan.asked]
@@ -284,27 +292,6 @@ def _helpers(module: ModulePlan) -> list[dict[str, Any]]:
         }
         for helper in found.values()
     ]
-
-
-def _defaults(parameters: list[Parameter]) -> list[str]:
-    """Return `` = value`` for the parameters at the end that have a default which is a plain value."""
-    found = [""] * len(parameters)
-    for index in range(len(parameters) - 1, -1, -1):
-        value = _default(parameters[index])
-        if value is None:
-            break
-        found[index] = f" = {value}"
-    return found
-
-
-def _default(parameter: Parameter) -> str | None:
-    text = (parameter.default or "").strip()
-    if parameter.type.is_pointer:
-        return "None" if text in ("NULL", "nullptr", "0") else None
-    if text in ("true", "false"):
-        return text.capitalize()
-    number = re.fullmatch(r"(-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)[fFuUlL]*", text)
-    return number[1] if number else None
 
 
 def _annotation(parameter: Parameter, template: set[str]) -> str:

@@ -16,10 +16,12 @@ from llmc2py.frontend.items import Declaration, Function, declarations, read_fun
 from llmc2py.frontend.launching import CallGraph
 from llmc2py.frontend.losses import lost_kernels, unparsed_places
 from llmc2py.frontend.preprocess import PreprocessedText
+from llmc2py.frontend.prototypes import Prototypes
 from llmc2py.frontend.scope import ScopeReader
 from llmc2py.frontend.slicer import Slicer
 from llmc2py.frontend.syntax import MissingPartError, Node, SyntaxTree, child, parse, walk
 from llmc2py.ir.conditions import precisions_of
+from llmc2py.ir.defaults import literal_default
 from llmc2py.ir.library import (
     Intent,
     Item,
@@ -62,6 +64,7 @@ class UnitReader:
         self.slicer = Slicer(self.items, text.system_headers)
         self.intents = IntentAnalysis(self.tree, self.functions)
         self.statements = StatementReader(self.tree)
+        self._prototypes = Prototypes(self.tree, self.declarations, self.items)
         self._calls = CallGraph(self.tree, self.functions, self.items)
 
     def read(self, references: tuple[Reference, ...]) -> SourceFile:
@@ -155,14 +158,15 @@ class UnitReader:
             place = self.tree.span(function.node)
             self.diagnostics.append(Diagnostic(Severity.WARNING, place, message, header.name))
         found = []
-        for parameter in self._resolved(header.parameters):
+        for parameter in self._resolved(self._prototypes.completed(header.name, header.parameters)):
             access = accesses.get(parameter.name)
             if not parameter.type.is_pointer or access is None:
                 found.append(parameter)
                 continue
             # What a function that is not known here may do with a pointer ends at const.
             intent = Intent.IN if parameter.type.const and access.intent in _WRITING else access.intent
-            found.append(replace(parameter, intent=intent, alignment=access.alignment, nullable=access.nullable))
+            nullable = access.nullable or literal_default(parameter) == "None"
+            found.append(replace(parameter, intent=intent, alignment=access.alignment, nullable=nullable))
         return tuple(found)
 
     def _resolved(self, parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
@@ -187,7 +191,7 @@ class UnitReader:
         return Launcher(
             header.name,
             self.tree.span(declaration.node),
-            self._resolved(header.parameters),
+            self._resolved(self._prototypes.completed(header.name, header.parameters)),
             read_template(self.tree, declaration.template) if declaration.template is not None else (),
             declaration.conditions,
             body,

@@ -13,6 +13,7 @@ from dataclasses import replace
 from llmc2py.diagnostics import SourceError
 from llmc2py.ir import expressions as ex
 from llmc2py.ir import statements as ir
+from llmc2py.ir.defaults import literal_default, required
 from llmc2py.ir.library import Kernel, Launcher, Parameter, Scope
 from llmc2py.ir.names import RUNTIME_NAMES, python_name
 from llmc2py.ir.plans import HelperPlan, LaunchPlan, NotLowered
@@ -223,8 +224,7 @@ class _LauncherLowering(BlockLowering):
     def _on_launch(self, statement: ir.Launch) -> None:
         kernel = self.scope.kernels.get(statement.kernel)
         symbol = self._kernel_symbol(ex.Name(statement.span, statement.kernel), statement.kernel)
-        if kernel is not None:
-            _check_arguments(statement, kernel)
+        rest = self._left_out(statement, statement.kernel, statement.arguments, kernel.parameters) if kernel else []
         parts = [symbol, self._stored(statement.grid, _LONG), self._stored(statement.block, _LONG)]
         parts.append(self._stored(statement.shared, _LONG) if statement.shared is not None else "0")
         types = [one.type for one in kernel.parameters] if kernel is not None else [UNKNOWN] * len(statement.arguments)
@@ -233,9 +233,34 @@ class _LauncherLowering(BlockLowering):
             self._launch_argument(one, replace(ctype, base=spelled_types.get(ctype.base, ctype.base)))
             for one, ctype in zip(statement.arguments, types, strict=False)
         ]
+        parts += rest
         template = self.expressions.template(statement.template)
         self.launches.append(_configuration(statement))
         self._emit(f"plan.launch({', '.join(parts)}{template})")
+
+    def _left_out(
+        self,
+        node: ir.Launch | ex.Call,
+        name: str,
+        given: Sequence[ex.Expression],
+        parameters: Sequence[Parameter],
+    ) -> list[str]:
+        """Return the defaults of the parameters that a launch or call gives no arguments for."""
+        if not required(parameters) <= len(given) <= len(parameters):
+            takes = f"{len(parameters)} argument{'' if len(parameters) == 1 else 's'}"
+            least = f", {required(parameters)} at least" if required(parameters) < len(parameters) else ""
+            verb = "is" if len(given) == 1 else "are"
+            raise SourceError(node.span, f"{name} takes {takes}{least}, but {len(given)} {verb} given")
+        return [self._default_argument(node, name, one) for one in parameters[len(given) :]]
+
+    def _default_argument(self, node: ir.Launch | ex.Call, name: str, parameter: Parameter) -> str:
+        literal = literal_default(parameter)
+        if literal is not None:
+            return literal
+        if parameter.default in self.scope.constants:
+            return self._stored(ex.Name(node.span, parameter.default or ""), parameter.type)
+        message = f"{parameter.name} of {name} is left to its default, {parameter.default}, which is no plain value"
+        raise SourceError(node.span, message)
 
     def _template_types(self, statement: ir.Launch, kernel: Kernel | None) -> dict[str, str]:
         """Return the types that a launch spells out, by the kernel's template parameters."""
@@ -285,6 +310,9 @@ class _LauncherLowering(BlockLowering):
         if any(launches(version, self.scope) for version in versions):
             self.calls[node.function] = None
             parts = [python_name(node.function), *(self._argument(one) for one in arguments)]
+            if len(versions) == 1:
+                taken = [one for one in versions[0].parameters if one.type.base not in STREAMS]
+                parts += self._left_out(node, node.function, arguments, taken)
             parts += [self._passed_on(node, one) for one in self.asked_of(node.function)]
             return [f"plan.call({', '.join(parts)}{self.expressions.template(node.template)})"]
         pointers = [one.type for version in versions for one in version.parameters if one.type.pointers]
@@ -341,13 +369,6 @@ class _LauncherLowering(BlockLowering):
 
     def _on_unsupported(self, statement: ir.Unsupported) -> None:
         raise SourceError(statement.span, f"{' '.join(statement.text.split())[:60]!r}: {statement.reason}")
-
-
-def _check_arguments(statement: ir.Launch, kernel: Kernel) -> None:
-    needed = sum(parameter.default is None for parameter in kernel.parameters)
-    if not needed <= len(statement.arguments) <= len(kernel.parameters):
-        count = len(statement.arguments)
-        raise SourceError(statement.span, f"{kernel.name} takes {len(kernel.parameters)} arguments, {count} are given")
 
 
 def _configuration(statement: ir.Launch) -> str:

@@ -268,7 +268,12 @@ def _expression(name: str, template: Sequence[TemplateValue], precision: str | N
 
 def _shown(kernel: Kernel, name: str) -> str:
     where = f" of {kernel.origin}" if kernel.origin else ""
-    return f"<Kernel {name}({', '.join(f'{p.ctype} {p.name}' for p in kernel.params)}){where}>"
+    return f"<Kernel {name}({', '.join(map(_declared, kernel.params))}){where}>"
+
+
+def _declared(param: Param) -> str:
+    default = "" if param.default is inspect.Parameter.empty else f" = {param.default}"
+    return f"{param.ctype} {param.name}{default}"
 
 
 def _described(kernel: Kernel) -> str:
@@ -276,7 +281,7 @@ def _described(kernel: Kernel) -> str:
     where = f" of {kernel.origin}" if kernel.origin else ""
     given = ", ".join(p.name for p in kernel.params)
     lines = [f"CUDA kernel{where}.", "", f"``{kernel.name}[grid, block]({given})`` launches it. Its parameters:", ""]
-    lines += [f"    {p.ctype} {p.name}{f' ({p.intent})' if p.intent else ''}" for p in kernel.params]
+    lines += [f"    {_declared(p)}{f' ({p.intent})' if p.intent else ''}" for p in kernel.params]
     if kernel.template:
         template = [f"{t.kind} {t.name}{'' if t.default is None else f' = {t.default}'}" for t in kernel.template]
         names = ", ".join(t.name for t in kernel.template)

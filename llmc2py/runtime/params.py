@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -53,7 +54,8 @@ class Param:
 
     ``ctype`` is canonical C: a name of ``dtypes.C_DTYPES``, ``floatX`` or a template parameter, for arrays with a
     trailing ``*`` and perhaps a leading ``const``. ``intent`` says what the kernel does with the array (``in``,
-    ``out``, ``inout``, ``accumulate``); ``align`` is the alignment in bytes that its loads and stores need.
+    ``out``, ``inout``, ``accumulate``); ``align`` is the alignment in bytes that its loads and stores need. ``default``
+    is what a call that does not give it passes.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Param:
     intent: str | None = None
     align: int = 0
     nullable: bool = False
+    default: Any = inspect.Parameter.empty
 
     def __post_init__(self) -> None:
         """Raise ValueError for an intent, alignment or type that does not exist."""

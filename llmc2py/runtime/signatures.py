@@ -24,4 +24,4 @@ class SignatureOf:
 def signature_of(params: Sequence[Param]) -> inspect.Signature:
     """Return the signature of a call with arguments for these parameters, with their C types."""
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return inspect.Signature([inspect.Parameter(p.name, kind, annotation=p.ctype) for p in params])
+    return inspect.Signature([inspect.Parameter(p.name, kind, annotation=p.ctype, default=p.default) for p in params])

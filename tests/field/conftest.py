@@ -25,6 +25,7 @@ class Case:
         self.files = generated.files
         self.diagnostics = [str(diagnostic) for diagnostic in generated.diagnostics]
         self.library = generated.library
+        self.not_lowered = generated.plan.not_lowered
 
     def __getitem__(self, module: str) -> Any:
         return importlib.import_module(f"{self.name}.{module}")
