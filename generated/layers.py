@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from llmc2py.runtime import Layer, OpSpec, Parameter, Tensor, normal
+from llmc2py.runtime import Layer, OpSpec, Parameter, Tensor, check_made, normal
 
 from .attention import AttentionFunction
 from .classifier import FusedClassifierFunction
@@ -55,6 +55,9 @@ class Attention(Layer):
         inputs={"inp": ("...", "T", "3C")},
         outputs={"out": ("...", "T", "C")},
         options={"NH": ..., "implementation": "llmc"},
+        kinds={"NH": "int", "implementation": "str"},
+        least={"NH": 1},
+        choices={"implementation": ("llmc", "cudnn")},
         saves=("qkv", "weights", "stats"),
         saved={
             "qkv": (("3", "N", "T~4", "C"), None),
@@ -72,6 +75,7 @@ class Attention(Layer):
         implementation: llmc (the kernels of the source) or cudnn (the flash attention of cuDNN, on CUDA in 16 bits)
         """
         super().__init__()
+        check_made("Attention", self.spec, NH=NH, implementation=implementation)
         self.NH = NH
         self.implementation = implementation
 
@@ -96,6 +100,8 @@ class FusedClassifier(Layer):
         indices={"targets": "V"},
         dtype_of={"loss": "float32"},
         options={"V": ..., "accumulation": 1, "inplace": False},
+        kinds={"V": "int", "accumulation": "int", "inplace": "bool"},
+        least={"V": 1, "accumulation": 1},
         saves=("logits", "targets", "losses"),
         saved={"losses": (("N",), "float32")},
         dtypes=("float32", "float16", "bfloat16"),
@@ -110,6 +116,7 @@ class FusedClassifier(Layer):
         inplace: let the gradient take the place of the logits
         """
         super().__init__()
+        check_made("FusedClassifier", self.spec, V=V, accumulation=accumulation, inplace=inplace)
         self.V = V
         self.accumulation = accumulation
         self.inplace = inplace
@@ -166,6 +173,7 @@ class Encoder(Layer):
     def __init__(self, V: int, C: int, L: int, *, dtype: Any = None, like: Any = None) -> None:
         """Make the parameters (wte, wpe); see `Layer` for `dtype` and `like`."""
         super().__init__(dtype=dtype, like=like)
+        check_made("Encoder", self.spec, V=V, C=C, L=L)
         self.wte = Parameter(normal((V, C)))
         self.wpe = Parameter(normal((L, C)))
 
@@ -197,6 +205,7 @@ class FusedResidualLayerNorm(Layer):
     def __init__(self, C: int, *, dtype: Any = None, like: Any = None) -> None:
         """Make the parameters (weight, bias); see `Layer` for `dtype` and `like`."""
         super().__init__(dtype=dtype, like=like)
+        check_made("FusedResidualLayerNorm", self.spec, C=C)
         self.weight = Parameter(np.ones(C, np.float32))
         self.bias = Parameter(np.zeros(C, np.float32))
 
@@ -251,6 +260,7 @@ class LayerNorm(Layer):
     def __init__(self, C: int, *, dtype: Any = None, like: Any = None) -> None:
         """Make the parameters (weight, bias); see `Layer` for `dtype` and `like`."""
         super().__init__(dtype=dtype, like=like)
+        check_made("LayerNorm", self.spec, C=C)
         self.weight = Parameter(np.ones(C, np.float32))
         self.bias = Parameter(np.zeros(C, np.float32))
 
@@ -281,6 +291,7 @@ class Linear(Layer):
     def __init__(self, C: int, OC: int, *, bias: bool = True, dtype: Any = None, like: Any = None) -> None:
         """Make the parameters (weight, bias); see `Layer` for `dtype` and `like`."""
         super().__init__(dtype=dtype, like=like)
+        check_made("Linear", self.spec, C=C, OC=OC, bias=bias)
         self.weight = Parameter(normal((OC, C)))
         self.bias: Parameter | None = Parameter(np.zeros(OC, np.float32)) if bias else None
 
@@ -311,6 +322,7 @@ class LinearGeLU(Layer):
     def __init__(self, C: int, OC: int, *, dtype: Any = None, like: Any = None) -> None:
         """Make the parameters (weight, bias); see `Layer` for `dtype` and `like`."""
         super().__init__(dtype=dtype, like=like)
+        check_made("LinearGeLU", self.spec, C=C, OC=OC)
         self.weight = Parameter(normal((OC, C)))
         self.bias = Parameter(np.zeros(OC, np.float32))
 
@@ -334,6 +346,7 @@ class MLP(Layer):
         parameters={"fcw": ("H", "C"), "fcb": ("H",), "fcprojw": ("C", "H"), "fcprojb": ("C",)},
         outputs={"out": ("...", "C")},
         options={"recompute": False},
+        kinds={"recompute": "bool"},
         saves=("inp", "fcw", "fcb", "fcprojw", "fcprojb", "sums", "hidden"),
         saved={"sums": (("...", "H"), None), "hidden": (("...", "H"), None)},
         dtypes=("float32", "float16", "bfloat16"),
@@ -346,6 +359,7 @@ class MLP(Layer):
         recompute: keep the sums alone between the passes, and compute their GELU again in the backward pass
         """
         super().__init__(dtype=dtype, like=like)
+        check_made("MLP", self.spec, C=C, H=H, recompute=recompute)
         self.fcw = Parameter(normal((H, C)))
         self.fcb = Parameter(np.zeros(H, np.float32))
         self.fcprojw = Parameter(normal((C, H)))

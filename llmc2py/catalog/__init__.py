@@ -141,7 +141,14 @@ def _entry(table: dict[str, Any], places: Places) -> CatalogEntry:
 def _options(table: dict[str, Any]) -> tuple[OptionSpec, ...]:
     """``NH = { type = "int", doc = "..." }``: without a default, it is given where the layer is made."""
     return tuple(
-        OptionSpec(name, one["type"], _python(one["default"]) if "default" in one else None, one.get("doc", ""))
+        OptionSpec(
+            name,
+            one["type"],
+            _python(one["default"]) if "default" in one else None,
+            one.get("doc", ""),
+            one.get("least"),
+            tuple(one.get("choices", ())),
+        )
         for name, one in table.items()
     )
 

@@ -175,7 +175,10 @@ _INPUT = Fields({"shape": SHAPE}, {**_ABOUT, "below": NAME, "positive": FLAG}, S
 _PARAMETER = Fields({"shape": SHAPE}, {**_ABOUT, "init": _one_of("ones", "zeros", "normal"), "optional": FLAG}, SHAPE)
 _OUTPUT = Fields({"shape": SHAPE}, _ABOUT, SHAPE)
 _INTERMEDIATE = Fields({"shape": SHAPE}, {**_ABOUT, "when": LINE, "otherwise": NAME}, SHAPE)
-_OPTION = Fields({"type": _one_of("int", "float", "bool", "str")}, {"default": SCALAR, "doc": TEXT})
+_OPTION = Fields(
+    {"type": _one_of("int", "float", "bool", "str")},
+    {"default": SCALAR, "least": INTEGER, "choices": ListOf(TEXT, "texts"), "doc": TEXT},
+)
 _C = Fields({"function": SYMBOL, "file": LINE, "call": CALL}, {"zeros": NAMES})
 _VARIANT = Fields(
     {"file": LINE, "launchers": LINE, "reference": _one_of("forward", "backward"), "call": ARGUMENTS},

@@ -15,6 +15,7 @@ def layers_values(modules: list[ModulePlan]) -> dict[str, Any]:
     initial = {one.init or "zeros" for layer in layers for one in layer["op"].parameters}
     runtime = {"Layer", "OpSpec", "Tensor"} | ({"Parameter"} if initial else set())
     runtime |= {"normal"} & initial
+    runtime |= {"check_made"} if any(layer["checked"] for layer in layers) else set()
     return {
         "layers": layers,
         "names": sorted((layer["op"].layer for layer in layers), key=import_order),
@@ -41,12 +42,19 @@ def _layer(module: ModulePlan, op: OpPlan) -> dict[str, Any]:
         "made": ", ".join(["self", *made, *(["*", *by_name] if by_name else [])]),
         "is_made": bool(made or by_name),
         "made_doc": _made_doc(op),
+        "checked": checked_names(op),
         "parameters": [_parameter(one) for one in op.parameters],
         "inputs": ", ".join(f"{one.name}: Tensor | Array" for one in op.inputs),
         "arguments": ", ".join(arguments),
         "returns": "Tensor" if len(op.outputs) == 1 else f"tuple[{', '.join('Tensor' for _ in op.outputs)}]",
         "spec": [f"{key}={value}," for key, value in spec_values(op, op.origin).items()],
     }
+
+
+def checked_names(op: OpPlan) -> str:
+    """Return the sizes, parameters and options that a layer is made with as arguments by their own names."""
+    names = [*op.letters, *(one.name for one in op.parameters if one.optional), *(one.name for one in op.options)]
+    return ", ".join(f"{name}={name}" for name in names)
 
 
 def _made_doc(op: OpPlan) -> list[str]:
@@ -78,6 +86,10 @@ def spec_values(op: OpPlan | CheckPlan, origin: str = "") -> dict[str, str]:
     found["positive"] = tuple_text(quoted(one.name) for one in arrays if one.positive)
     if isinstance(op, OpPlan):
         found["options"] = mapping_text({one.name: one.default or "..." for one in op.options})
+        found["kinds"] = mapping_text({one.name: quoted(one.kind) for one in op.options})
+        found["least"] = mapping_text({one.name: str(one.least) for one in op.options if one.least is not None})
+        choices = {one.name: tuple_text(map(quoted, one.choices)) for one in op.options if one.choices}
+        found["choices"] = mapping_text(choices)
         found["saves"] = tuple_text(map(quoted, op.saves))
         found["saved"] = mapping_text(
             {one.name: f"({_dims_of(one)}, {quoted(one.dtype) if one.dtype else None})" for one in op.intermediates}

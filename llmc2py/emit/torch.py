@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from typing import Any
 
 from llmc2py.emit import render
 from llmc2py.emit.functions import tuple_text
+from llmc2py.emit.layers import checked_names
 from llmc2py.emit.text import prose, quoted
 from llmc2py.ir.plans import ArraySpec, ModulePlan, OpPlan, OptionSpec, PackagePlan
 
@@ -24,6 +26,7 @@ def emit_torch(plan: PackagePlan) -> dict[str, str]:
     has_parameters, has_optional = bool(parameters), any(one.optional for one in parameters)
     values = {
         "layers": layers,
+        "checks": any(layer["checked"] for layer in layers),
         "has_parameters": has_parameters,
         "adapters": ["Module", "Operator", *(["parameter"] if has_parameters else [])],
         "torch": ["Tensor", *(["nn"] if has_optional else [])],
@@ -58,6 +61,7 @@ def _layer(module: ModulePlan, op: OpPlan) -> dict[str, Any]:
         "arguments": ", ".join(one.name for one in taken),
         "made": _made(op, options),
         "made_doc": _made_doc(op, options),
+        "checked": checked_names(replace(op, options=tuple(options))),
         "attributes": attributes,
         "inputs": ", ".join(f"{one.name}: Tensor" for one in op.inputs),
         "passed": ", ".join(passed),

@@ -30,8 +30,8 @@ PACKAGE_NAMES = frozenset(
     {
         "CHECKS", "CReference", "Check", "GeneratedLayer", "Layer", "Module", "ONE_PRODUCT", "OpSpec", "Operator",
         "Parameter", "REFERENCES", "Reference", "Replacement", "Stored", "VARIANTS", "ValueError", "Variant",
-        "annotations", "call", "classmethod", "dict", "len", "nn", "normal", "np", "parameter", "scaled_loss",
-        "staticmethod", "str", "super", "tricycle", "tuple", "unchanged",
+        "annotations", "call", "check_made", "classmethod", "dict", "len", "nn", "normal", "np", "parameter",
+        "scaled_loss", "staticmethod", "str", "super", "tricycle", "tuple", "unchanged",
     }
 )  # fmt: skip
 #: Arguments of generated functions and constructors beside those that an entry names.

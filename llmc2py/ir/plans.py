@@ -91,12 +91,17 @@ class ArraySpec:
 
 @dataclass(frozen=True)
 class OptionSpec:
-    """A scalar that a layer is made with: its Python type, and the text of its default, if it has one."""
+    """A scalar that a layer is made with: its Python type, and the text of its default, if it has one.
+
+    An integer may have a ``least`` value, a text ``choices``.
+    """
 
     name: str
     kind: str
     default: str | None = None
     doc: str = ""
+    least: int | None = None
+    choices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

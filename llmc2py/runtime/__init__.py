@@ -9,6 +9,7 @@ from llmc2py.runtime.gemm import Gemm, gemm_ex, gemm_strided_batched_ex, sgemm, 
 from llmc2py.runtime.kernel import Kernel
 from llmc2py.runtime.launcher import Launcher, launcher
 from llmc2py.runtime.layer import Layer, OpSpec, Parameter
+from llmc2py.runtime.made import check_made
 from llmc2py.runtime.padding import elementwise
 from llmc2py.runtime.params import Param, TemplateParam
 from llmc2py.runtime.plan import Launch, Memcpy, Memset, Plan, Pointer
@@ -45,6 +46,7 @@ __all__ = [
     "c_float",
     "c_int",
     "ceil_div",
+    "check_made",
     "elementwise",
     "gemm_ex",
     "gemm_strided_batched_ex",

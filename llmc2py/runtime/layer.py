@@ -42,6 +42,8 @@ class OpSpec:
         Inputs whose values have to be positive.
     options
         Scalars after the arrays of a call, with their defaults (``...`` for those that have none).
+    kinds, least, choices
+        Of options: the name of the type, the least value, the values that one may have.
     saves
         What the forward pass saves for the backward pass, in order.
     saved
@@ -61,6 +63,9 @@ class OpSpec:
     optional: tuple[str, ...] = ()
     positive: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    least: Mapping[str, int] = field(default_factory=dict)
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     saves: tuple[str, ...] = ()
     saved: Mapping[str, tuple[Dims, str | None]] = field(default_factory=dict)
 

@@ -60,7 +60,7 @@ def take_indices(op: str, name: str, array: Any, shape: tuple[int, ...], below: 
     if place != like_place:
         raise TypeError(f"{op}: `{name}` is on {place}, `{like_name}` on {like_place}; move one of them")
     if array.dtype.kind not in "iu":
-        raise TypeError(f"{op}: `{name}` is {array.dtype}; integers are taken")
+        raise TypeError(f"{op}: `{name}` is {array.dtype}; integers are taken (convert with .astype)")
     if array.shape != shape:
         raise ValueError(f"{op}: `{name}` has shape {array.shape}; {shape} is needed")
     if array.size and not _backend_of(array).is_capturing():

@@ -75,7 +75,7 @@ def test_a_wrong_dtype_of_the_first_input(bench, op, dtype):
     name, layer = np.dtype(dtype).name, bench.references[op].layer
     message = rf"`{FIRST.get(op, 'inp')}` is {name}; float32 or float16 or bfloat16 is taken \(convert with \.astype"
     if op in PRODUCTS and dtype is np.float64:
-        message = r".*the input is float64 on .*; move the layer with `\.to\(x\)` or convert the input"
+        message = r".*the input is float64 on .*; move the layer with `\.to\(x\)`, or convert the input"
     refused(bench, op, (first.astype(dtype), *others), TypeError, f"^{layer}: {message}")
 
 
