@@ -6,7 +6,6 @@ import functools
 import pathlib
 import re
 import tomllib
-from collections.abc import Mapping
 from dataclasses import replace
 from importlib import resources
 from typing import Any
@@ -63,8 +62,7 @@ def parse_entry(text: str, file: str) -> CatalogEntry:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(_not_toml(text, file, str(error))) from error
-    keys, strings = find_places(text)
-    places = Places(file, keys, _codes(table, strings))
+    places = Places(file, lambda: _places(text, table))
     if problems := problems_of(table):
         raise UsageError("\n".join(f"{places.at(*path)}: {message}" for path, message in problems))
     return _entry(table, places)
@@ -79,8 +77,9 @@ def _not_toml(text: str, file: str, reason: str) -> str:
     return f"{SourceSpan(file, line, int(found['column'] or 1))}: not TOML: {found['what']}"
 
 
-def _codes(table: dict[str, Any], strings: Mapping[KeyPath, Place]) -> dict[KeyPath, Place]:
-    """Return where texts begin, blank lines and blanks at the beginning apart."""
+def _places(text: str, table: dict[str, Any]) -> tuple[dict[KeyPath, Place], dict[KeyPath, Place]]:
+    """Return where keys stand, and where texts begin, blank lines and blanks at the beginning apart."""
+    keys, strings = find_places(text)
     found = {}
     for path, (line, column) in strings.items():
         value: Any = table
@@ -90,7 +89,7 @@ def _codes(table: dict[str, Any], strings: Mapping[KeyPath, Place]) -> dict[KeyP
         lines, _, indent = blank.rpartition("\n")
         below = blank.count("\n")
         found[path] = (line + below, len(indent) + 1 if below else column + len(lines + indent))
-    return found
+    return keys, found
 
 
 def _entry(table: dict[str, Any], places: Places) -> CatalogEntry:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from llmc2py.diagnostics import SourceSpan
@@ -15,23 +16,33 @@ KeyPath = tuple[str | int, ...]
 Place = tuple[int, int]
 
 
-@dataclass(frozen=True)
 class Places:
-    """Where the ``keys`` of an entry's file stand, and where ``texts`` that are values begin."""
+    """Where the keys of an entry's file stand, and where texts that are values begin: found when first asked for."""
 
-    file: str
-    keys: Mapping[KeyPath, Place] = field(default_factory=dict)
-    texts: Mapping[KeyPath, Place] = field(default_factory=dict)
+    def __init__(self, file: str, find: Callable[[], tuple[Mapping[KeyPath, Place], Mapping[KeyPath, Place]]]) -> None:
+        self.file = file
+        self._find = find
+
+    @cached_property
+    def _found(self) -> tuple[Mapping[KeyPath, Place], Mapping[KeyPath, Place]]:
+        return self._find()
 
     def at(self, *path: str | int) -> SourceSpan:
         """Return the place of a key, of the table that it would be in where there is no such key."""
-        while path and path not in self.keys:
+        keys, _ = self._found
+        while path and path not in keys:
             path = path[:-1]
-        return SourceSpan(self.file, *self.keys.get(path, (1, 1)))
+        return SourceSpan(self.file, *keys.get(path, (1, 1)))
 
     def within(self, path: KeyPath, line: int, column: int) -> SourceSpan:
-        """Return the place of a line and column of the text that is the value of a key."""
-        first, indent = self.texts.get(path, (1, 1))
+        """Return the place of a line and column of the text that is the value of a key.
+
+        What may be one text or a list of them is named by its number in a list.
+        """
+        _, texts = self._found
+        if path not in texts:
+            path = path[:-1]
+        first, indent = texts.get(path, (1, 1))
         return SourceSpan(self.file, first + line - 1, column + (indent - 1 if line == 1 else 0))
 
 

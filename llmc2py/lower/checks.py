@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import ast
-
-from llmc2py.diagnostics import SourceError, SourceSpan
 from llmc2py.ir.catalog import CatalogEntry
 from llmc2py.ir.plans import CheckPlan
+from llmc2py.lower.entrychecks import check_sizes, entry_error
 from llmc2py.lower.entrynames import check_arguments
+from llmc2py.lower.refcode import check_reference
 
 
 def lower_check(entry: CatalogEntry) -> CheckPlan:
     """Return the plan of an op without a layer. Raises SourceError that names the entry's file and what is wrong."""
     if not entry.inputs or not entry.outputs:
-        raise _error(entry, "an op has at least one input and one output")
+        raise entry_error(entry, ("outputs" if entry.inputs else "inputs",), "an op has at least one input and output")
     check_arguments(entry)
+    check_sizes(entry)
     letters = {letter for letter, _ in entry.sizes}
-    for one in (*entry.inputs, *entry.outputs):
-        for letter in (*one.shape, *([one.below] if one.below else [])):
-            if letter not in letters and not letter.isdigit():
-                raise _error(entry, f"shape of {one.name}: sizes has no {letter}")
-    for key, text in (("forward", entry.reference_forward), ("backward", entry.reference_backward)):
-        try:
-            ast.parse(text)
-        except SyntaxError as error:
-            raise _error(entry, f"reference.{key}: {error.msg}, line {error.lineno}") from error
+    for key, arrays in (("inputs", entry.inputs), ("outputs", entry.outputs)):
+        for one in arrays:
+            for letter in (*one.shape, *([one.below] if one.below else [])):
+                if letter not in letters and not letter.isdigit():
+                    raise entry_error(entry, (key, one.name, "shape"), f"shape of {one.name}: sizes has no {letter}")
+    check_reference(entry)
     return CheckPlan(
         name=entry.name,
         summary=entry.summary,
@@ -38,7 +35,3 @@ def lower_check(entry: CatalogEntry) -> CheckPlan:
         variants=entry.variants,
         either_way=entry.either_way,
     )
-
-
-def _error(entry: CatalogEntry, message: str) -> SourceError:
-    return SourceError(SourceSpan(entry.file, 1), f"{entry.name}: {message}")

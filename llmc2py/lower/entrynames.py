@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from llmc2py.diagnostics import SourceError
 from llmc2py.ir.catalog import CatalogEntry, KeyPath
 from llmc2py.ir.names import ARGUMENT_NAMES, CONTEXT_NAMES, LAYER_NAMES, is_taken
+from llmc2py.lower.entrychecks import entry_error
 
 _ARRAYS = ("inputs", "parameters", "outputs")
 
@@ -19,13 +20,15 @@ def check_names(entry: CatalogEntry, defined: Collection[str], folders: Collecti
     """
     for key, name in (("name", entry.name), ("layer", entry.layer)):
         if is_taken(name):
-            raise _error(entry, (key,), f"generated modules use the name {name} themselves: give it another")
+            raise entry_error(entry, (key,), f"generated modules use the name {name} themselves: give it another")
     if entry.name in folders:
-        raise _error(entry, ("name",), f"the package has a folder {entry.name}: give the op another name")
+        raise entry_error(entry, ("name",), f"the package has a folder {entry.name}: give the op another name")
     function = f"{entry.layer}Function"
     if entry.name in (entry.layer, function) or function in defined:
         what = f"a launcher {function}" if function in defined else f"an op {entry.name}"
-        raise _error(entry, ("layer",), f"beside {what} there cannot be a layer {entry.layer}: give it another name")
+        raise entry_error(
+            entry, ("layer",), f"beside {what} there cannot be a layer {entry.layer}: give it another name"
+        )
     _check_variables(entry)
 
 
@@ -41,7 +44,7 @@ def check_clashes(entries: Sequence[CatalogEntry]) -> Iterator[tuple[CatalogEntr
             continue
         key, name = clash
         other = f"the {'layer' if key == 'layer' else 'op'} another name"
-        yield entry, _error(entry, (key,), f"{owners[name].file} makes a {name} too: give {other}")
+        yield entry, entry_error(entry, (key,), f"{owners[name].file} makes a {name} too: give {other}")
 
 
 def folders_of(files: Iterable[str]) -> set[str]:
@@ -53,12 +56,14 @@ def check_arguments(entry: CatalogEntry) -> None:
     """Raise SourceError at the name of an array that the functions of an op's reference cannot have."""
     for path in _array_paths(entry):
         if path[-1] in ("np", "stored", "Array"):
-            raise _error(entry, path, f"references use the name {path[-1]} themselves: give the array another name")
+            raise entry_error(
+                entry, path, f"references use the name {path[-1]} themselves: give the array another name"
+            )
     inputs = {one.name for one in entry.inputs}
     for one in entry.outputs:
         if entry.reference_backward and f"d{one.name}" in inputs:
             message = f"d{one.name} is the gradient of {one.name}: give the input another name"
-            raise _error(entry, ("inputs", f"d{one.name}"), message)
+            raise entry_error(entry, ("inputs", f"d{one.name}"), message)
 
 
 def _check_variables(entry: CatalogEntry) -> None:
@@ -67,15 +72,15 @@ def _check_variables(entry: CatalogEntry) -> None:
     own = {entry.name, entry.layer, f"{entry.layer}Function"}
     for kind, path, name in _variables(entry):
         if is_taken(name) or name in ARGUMENT_NAMES or name in own:
-            raise _error(entry, path, f"generated functions use the name {name} themselves: give it another")
+            raise entry_error(entry, path, f"generated functions use the name {name} themselves: give it another")
         if kind in ("options", "letters") and name in CONTEXT_NAMES:
-            raise _error(entry, path, f"the context of a pass has a {name} of its own: give it another name")
+            raise entry_error(entry, path, f"the context of a pass has a {name} of its own: give it another name")
         if kind in ("options", "parameters") and (name in LAYER_NAMES or name.startswith("_")):
-            raise _error(entry, path, f"layers have a {name} of their own: give it another name")
+            raise entry_error(entry, path, f"layers have a {name} of their own: give it another name")
         if name in gradients:
-            raise _error(entry, path, f"{name} is the gradient of {gradients[name]}: give it another name")
+            raise entry_error(entry, path, f"{name} is the gradient of {gradients[name]}: give it another name")
         if name in found:
-            raise _error(entry, path, f"the name {name} is taken by {'.'.join(map(str, found[name]))}")
+            raise entry_error(entry, path, f"the name {name} is taken by {'.'.join(map(str, found[name]))}")
         found[name] = path
 
 
@@ -93,7 +98,3 @@ def _variables(entry: CatalogEntry) -> Iterator[tuple[str, KeyPath, str]]:
 def _array_paths(entry: CatalogEntry) -> Iterator[KeyPath]:
     for key, arrays in zip(_ARRAYS, (entry.inputs, entry.parameters, entry.outputs), strict=True):
         yield from ((key, one.name) for one in arrays)
-
-
-def _error(entry: CatalogEntry, path: KeyPath, message: str) -> SourceError:
-    return SourceError(entry.places.at(*path), f"{entry.name}: {message}")

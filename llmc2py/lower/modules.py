@@ -16,6 +16,7 @@ from llmc2py.ir.plans import CheckPlan, LaunchPlan, ModulePlan, NotLowered, OpPl
 from llmc2py.lower.bound import lower_bound
 from llmc2py.lower.checks import lower_check
 from llmc2py.lower.entrynames import check_clashes, check_names, folders_of
+from llmc2py.lower.entrytree import check_tree, unknown_sources
 from llmc2py.lower.files import lower_file
 from llmc2py.lower.homes import Home, find_homes
 from llmc2py.lower.kernels import callable_kernels, kernel_symbols, listed
@@ -48,6 +49,8 @@ class _PackageLowering:
         self.replacements = replacements
         self.replaced: dict[tuple[str, str], tuple[Replacement, ReplacedLauncher]] = {}
         self.kernels, self.diagnostics = callable_kernels(library.files)
+        for entry, error in unknown_sources(library, entries):
+            self._leave_out(entry, error)
         self.symbols = kernel_symbols(self.files, self.kernels, self.entries)
         self.tree = Surroundings(library.files, self.kernels, self.symbols)
         self.plans: dict[tuple[str, str], LaunchPlan] = {}
@@ -135,7 +138,9 @@ class _PackageLowering:
             check_names(entry, launchers, folders_of(self.files))
             callables = {name: self._callable(entry, file, name) for name, file in places.items()}
             precisions = entry.precisions or self._precisions(entry)
-            return lower_entry(entry, callables, precisions, self._origin(entry, places))
+            op = lower_entry(entry, callables, precisions, self._origin(entry, places))
+            self.diagnostics += check_tree(entry, self.library)
+            return op
         except SourceError as error:
             self._leave_out(entry, error)
             return None
@@ -147,7 +152,9 @@ class _PackageLowering:
 
     def _lower_check(self, entry: CatalogEntry) -> CheckPlan | None:
         try:
-            return lower_check(entry)
+            check = lower_check(entry)
+            self.diagnostics += check_tree(entry, self.library)
+            return check
         except SourceError as error:
             self._leave_out(entry, error)
             return None

@@ -15,6 +15,7 @@ from llmc2py.diagnostics import SourceError, SourceSpan
 from llmc2py.ir.library import Intent, Parameter
 from llmc2py.ir.names import OP_NAMES, RUNTIME_NAMES
 from llmc2py.ir.plans import Recipe
+from llmc2py.lower.numbers import MAX_THREADS, constant, is_float, not_number
 
 #: Functions of the runtime that a recipe may use; those in the second set are given the array that decides the place.
 _PLAIN = frozenset(
@@ -34,6 +35,8 @@ _COUNTS = {
     "next_seed": 0, "ones": 2, "own": 1, "put": 3, "scale": 2, "softmax_gradient": 2, "softmax_of": 1, "writable": 1,
     "zeros": 2, "zeros_like": 1,
 }  # fmt: skip
+#: Which argument of these is a shape.
+_SHAPES = {"cropped": 1, "empty": 0, "fitted": 1, "ones": 0, "put": 2, "zeros": 0}
 #: What generated passes call by these names, so that no array can have them.
 _RESERVED = OP_NAMES | RUNTIME_NAMES | {"ctx", "device", "max", "min", "starts_alone"}
 _DTYPES = frozenset({"float32", "int32", "boolean"})
@@ -56,7 +59,8 @@ class RecipeLowering:
 
     ``place`` gives the place in the entry of a line and column of the recipe. ``first`` is the array that decides where
     new ones go; ``protected`` are the arrays that belong to the caller; ``indices`` gives the position of each input of
-    the function, for accumulators; ``values`` are the sizes, options and other values that come from the call.
+    the function, for accumulators; ``values`` are the sizes, options and other values that come from the call, and
+    ``floats`` those of them that are no whole numbers.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class RecipeLowering:
         protected: frozenset[str],
         indices: Mapping[str, int],
         values: frozenset[str],
+        floats: frozenset[str] = frozenset(),
     ) -> None:
         self.place = place
         self.layer = layer
@@ -77,6 +82,7 @@ class RecipeLowering:
         self.inputs = protected
         self.indices = indices
         self.values = values
+        self.floats = set(floats)
         self.used: set[str] = set()
         self.names: set[str] = set()
         self.quanta: dict[str, dict[str, int]] = {}
@@ -111,6 +117,7 @@ class RecipeLowering:
                     raise self._error(statement, _taken(name))
                 text = self._expression(value, known)
                 known.add(name)
+                (self.floats.add if is_float(value, self.floats) else self.floats.discard)(name)
                 if isinstance(value, ast.Name) and value.id in self.protected:
                     self.protected.add(name)
                 elif name not in self.inputs:
@@ -142,6 +149,8 @@ class RecipeLowering:
                 self.names.add(name)
                 self._check_count(call, name)
                 self._check_written(call, name, (0,))
+                if name in _SHAPES:
+                    self._check_shape(call.args[_SHAPES[name]])
                 return f"{name}({', '.join(self._expression(node, known) for node in call.args)})"
             case ast.Attribute(value=ast.Name(id=module), attr=name) if f"{module}.{name}" in _MODULE_FUNCTIONS:
                 self.names.add(module)
@@ -153,6 +162,7 @@ class RecipeLowering:
                 head = target.symbol
             case ast.Subscript(value=ast.Name(id=name), slice=ast.Tuple(elts=parts)):
                 target = self._callable(call, name, kernel=True)
+                self._check_configuration(call, parts)
                 head = f"{target.symbol}[{', '.join(self._expression(part, known) for part in parts)}]"
             case _:
                 raise self._error(call, "a launcher, or a kernel with [grid, block], is called")
@@ -214,7 +224,37 @@ class RecipeLowering:
                         call,
                         f"{target.symbol} writes to {parameter.name}; {node.id} belongs to the caller: copy it first",
                     )
+            if parameter.type.is_integer:
+                self._check_whole(node, f"{target.symbol} takes {parameter.type} {parameter.name}")
         return [self._expression(node, known) for node in nodes]
+
+    def _check_configuration(self, call: ast.Call, parts: list[ast.expr]) -> None:
+        """``[grid, block]`` or ``[grid, block, shared_bytes]``: whole numbers, or up to three of them together."""
+        if not 2 <= len(parts) <= 3:
+            raise self._error(call, "a kernel is launched with [grid, block] or [grid, block, shared_bytes]")
+        for what, part in zip(("grid", "block", "shared memory"), parts, strict=False):
+            axes = part.elts if isinstance(part, ast.Tuple) and what != "shared memory" else [part]
+            if not 1 <= len(axes) <= 3:
+                raise self._error(part, f"a {what} has one to three axes")
+            threads = 1
+            for axis in axes:
+                self._check_whole(axis, f"the {what} is counted")
+                number = constant(axis)
+                if number is not None and number < (what != "shared memory"):
+                    raise self._error(axis, f"the {what} is {number}; nothing would be launched")
+                threads *= 1 if number is None else number
+            if what == "block" and threads > MAX_THREADS:
+                raise self._error(part, f"the block has {threads} threads; CUDA allows {MAX_THREADS}")
+
+    def _check_shape(self, shape: ast.expr) -> None:
+        for axis in shape.elts if isinstance(shape, ast.Tuple) else []:
+            if not isinstance(axis, ast.Starred):
+                self._check_whole(axis, "the lengths of axes are counted")
+
+    def _check_whole(self, node: ast.expr, why: str) -> None:
+        if is_float(node, self.floats) or not_number(node):
+            message = f"{why}, and {ast.unparse(node)} is no whole number: `//` and ceil_div(a, b) give one"
+            raise self._error(node, message)
 
     def _callable(self, call: ast.Call, name: str, *, kernel: bool) -> Callable:
         target = self.callables.get(name)
@@ -264,6 +304,8 @@ class _Expressions(ast.NodeTransformer):
         elif name not in _PLAIN:
             raise self.recipe._error(node, f"{name or ast.unparse(node.func)}() is no function of recipes")
         self.recipe._check_count(node, name)
+        if (position := _SHAPES.get(name)) is not None:
+            self.recipe._check_shape(node.args[position])
         if name not in ("min", "max"):
             self.recipe.names.add(name)
         return ast.Call(ast.Name(name), arguments, [])

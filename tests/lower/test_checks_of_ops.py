@@ -60,8 +60,8 @@ def test_it_comes_with_its_file_alone(tmp_path):
     [
         ('x = "C"', 'x = "T C"', "twice: shape of x: sizes has no T; its launchers are not checked"),
         ('x = "C"', 'x = { shape = "C", below = "V" }', "twice: shape of x: sizes has no V"),
-        ("2 * x", "2 *", "reference.forward: invalid syntax, line 1"),
-        ('x = "C"\n', "", "an op has at least one input and one output"),
+        ("2 * x", "2 *", "twice.toml:14:21: error: twice: reference.forward: invalid syntax; its launchers"),
+        ('x = "C"\n', "", "an op has at least one input and output"),
     ],
 )
 def test_what_does_not_fit_is_an_error(tmp_path, old, new, message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from typing import Any
 
@@ -135,8 +136,19 @@ def test_an_entry_that_does_not_fit_leaves_everything_to_its_file(lower: Any) ->
     assert contents(plan) == {"lib/tools": (["fill", "twice"], ["fill_all", "run"])}
 
 
-def test_an_entry_for_a_file_that_is_not_there_is_passed_over(lower: Any) -> None:
-    plan, said = lower({"user.cu": HEADER}, (ENTRY,))
+def test_an_entry_for_a_file_that_is_not_there_is_told(lower: Any) -> None:
+    plan, said = lower({"lib/tool.cuh": HEADER}, (ENTRY,))
+    assert said == [
+        "op.toml:4:1: error: double_of: the tree has no source file lib/tools.cuh; did you mean lib/tool.cuh?; "
+        "the layer Twice is left out"
+    ]
+    assert list(contents(plan)) == ["lib/tool"]
+
+
+def test_a_built_in_entry_for_a_file_that_is_not_there_is_passed_over(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "user.cu").write_text(HEADER)
+    entry = dataclasses.replace(parse_entry(ENTRY, "catalog/op.toml"), is_builtin=True)
+    plan, said = lower_library(read_tree(tmp_path), [entry])
     assert said == []
     assert list(contents(plan)) == ["user"]
 

@@ -284,11 +284,16 @@ backward = "dinp = 2 * dout"
         ("dinp = empty_like(dout)", "dinp = (", "19:8", "recipe: '(' was never closed"),
         ("run(out, inp, N)", "run(out, inp, N)\nrun(out, inp)", "14:1", "recipe: run takes"),
         ('launchers = ["run"]', 'launchers = ["walk"]', "5:14", "twice.cu has no launcher or kernel walk"),
-        ('gradients = { inp = "dinp" }', 'gradients = { inp = "d" }', "1:1", "backward computes no d;"),
-        ('gradients = { inp = "dinp" }', 'gradients = { i = "dinp" }', "1:1", "backward gives gradients of ['i'],"),
-        ('out = { shape = "*"', 'outs = { shape = "*"', "1:1", "forward computes no outs"),
-        ('inp = { shape = "*"', 'inp = { shape = "C"', "1:1", "shape of inp: inputs and outputs begin"),
-        ('forward = "out = 2 * inp"', 'forward = "out = 2 *"', "1:1", "reference.forward: invalid syntax"),
+        ('gradients = { inp = "dinp" }', 'gradients = { inp = "d" }', "16:15", "backward computes no d;"),
+        (
+            'gradients = { inp = "dinp" }',
+            'gradients = { i = "dinp" }',
+            "16:15",
+            "backward gives a gradient of i; gradients are of inp",
+        ),
+        ('out = { shape = "*"', 'outs = { shape = "*"', "11:1", "forward computes no outs"),
+        ('inp = { shape = "*"', 'inp = { shape = "C"', "7:9", "shape of inp: inputs and outputs begin"),
+        ('forward = "out = 2 * inp"', 'forward = "out = 2 *"', "23:21", "reference.forward: invalid syntax"),
     ],
 )
 def test_the_place_is_that_of_the_entrys_file(
@@ -409,11 +414,11 @@ def test_a_pass_begins_with_checks_sizes_and_what_is_kept(tmp_path: pathlib.Path
         ('NH = { type = "int" }', 'C = { type = "int" }', "13:1", "many: the name C is taken by inputs.inp.shape"),
         ('mode = { type = "str"', 'saved = { type = "str"', "14:1", "many: the context of a pass has a saved"),
         ('mode = { type = "str"', 'inp = { type = "str"', "14:1", "many: the name inp is taken by inputs.inp"),
-        ('shape = "V C"', 'shape = "V 2C"', "1:1", "many: shape of parameter table: its axes are letters alone"),
-        ('shape = "V C"', 'shape = "V 3"', "1:1", "many: shape of parameter table: its axes are letters alone"),
-        ('shape = "V C"', 'shape = "* C"', "1:1", "many: shape of parameter table: its axes are letters alone"),
-        ('table = "dtable", ', "", "1:1", "many: backward gives gradients of ['inp', 'shift'], the inputs are"),
-        ('"table", "kept"]', '"table", "lost"]', "1:1", "many: forward has no lost"),
+        ('shape = "V C"', 'shape = "V 2C"', "10:11", "many: shape of parameter table: its axes are letters alone"),
+        ('shape = "V C"', 'shape = "V 3"', "10:11", "many: shape of parameter table: its axes are letters alone"),
+        ('shape = "V C"', 'shape = "* C"', "10:11", "many: shape of parameter table: its axes are letters alone"),
+        ('table = "dtable", ', "", "27:1", "many: backward gives no gradient of table"),
+        ('"table", "kept"]', '"table", "lost"]', "20:26", "many: forward has no lost"),
     ],
 )
 def test_what_does_not_fit_in_shapes_options_and_passes(
