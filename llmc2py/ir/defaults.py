@@ -26,7 +26,7 @@ def literal_default(parameter: Parameter) -> str | None:
         return str(-value if integer[1] == "-" else value)
     floating = _FLOATING.fullmatch(text)
     if floating is not None and not parameter.type.is_integer:
-        return repr(float(floating[1].replace("'", "")))
+        return floating[1].replace("'", "")
     return None
 
 

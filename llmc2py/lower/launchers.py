@@ -13,7 +13,7 @@ from dataclasses import replace
 from llmc2py.diagnostics import SourceError
 from llmc2py.ir import expressions as ex
 from llmc2py.ir import statements as ir
-from llmc2py.ir.defaults import literal_default, required
+from llmc2py.ir.defaults import literal_default, required, trailing_defaults
 from llmc2py.ir.library import Kernel, Launcher, Parameter, Scope
 from llmc2py.ir.names import RUNTIME_NAMES, python_name
 from llmc2py.ir.plans import HelperPlan, LaunchPlan, NotLowered
@@ -310,10 +310,13 @@ class _LauncherLowering(BlockLowering):
         if any(launches(version, self.scope) for version in versions):
             self.calls[node.function] = None
             parts = [python_name(node.function), *(self._argument(one) for one in arguments)]
+            asked = self.asked_of(node.function)
             if len(versions) == 1:
                 taken = [one for one in versions[0].parameters if one.type.base not in STREAMS]
-                parts += self._left_out(node, node.function, arguments, taken)
-            parts += [self._passed_on(node, one) for one in self.asked_of(node.function)]
+                rest = self._left_out(node, node.function, arguments, taken)
+                # The Python function has its plain defaults, unless it is asked for more.
+                parts += rest if asked or None in trailing_defaults(taken)[len(arguments) :] else []
+            parts += [self._passed_on(node, one) for one in asked]
             return [f"plan.call({', '.join(parts)}{self.expressions.template(node.template)})"]
         pointers = [one.type for version in versions for one in version.parameters if one.type.pointers]
         if versions and all(one == CType("char", 1, True) for one in pointers):

@@ -170,7 +170,7 @@ def test_members_have_the_type_of_the_parameter_that_takes_them(launcher: Callab
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("k<<<1, 1>>>(out);", "k.cu:5:1: k takes 2 arguments, 1 are given"),
+        ("k<<<1, 1>>>(out);", "k.cu:5:1: k takes 2 arguments, but 1 is given"),
         ("missing<<<1, 1>>>(out, n);", "k.cu:5:1: kernel missing is not in the source that was read"),
         ("out[0] = n; k<<<1, 1>>>(out, n);",
          "k.cu:5:1: an assignment to anything but a local variable cannot be lowered"),
