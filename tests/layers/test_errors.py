@@ -7,6 +7,10 @@ import re
 import numpy as np
 import pytest
 
+from generated.classifier import classifier
+from generated.linear import linear
+from generated.linear_gelu import linear_gelu
+from generated.mlp import mlp
 from llmc2py.runtime import LaunchError, Tensor
 from llmc2py.runtime.ops import device_of
 
@@ -309,22 +313,21 @@ def test_a_layer_of_no_precision(bench, dtype):
 
 
 @pytest.mark.parametrize(
-    ("name", "sizes", "width", "message"),
+    ("function", "shapes", "message"),
     [
-        ("Linear", (8, 0), 8, r"^Linear needs OC > 0, but OC = 0$"),
-        ("LinearGeLU", (8, 0), 8, r"^LinearGeLU needs OC > 0, but OC = 0$"),
-        ("MLP", (0, 8), 0, r"^MLP needs C > 0 and H > 0, but C = 0, H = 8$"),
-        ("MLP", (8, 0), 8, r"^MLP needs C > 0 and H > 0, but C = 8, H = 0$"),
+        (linear, [(3, 8), (0, 8), (0,)], r"^Linear needs OC > 0, but OC = 0$"),
+        (linear_gelu, [(3, 8), (0, 8), (0,)], r"^LinearGeLU needs OC > 0, but OC = 0$"),
+        (mlp, [(3, 0), (8, 0), (8,), (0, 8), (0,)], r"^MLP needs C > 0 and H > 0, but C = 0, H = 8$"),
+        (mlp, [(3, 8), (0, 8), (0,), (8, 0), (8,)], r"^MLP needs C > 0 and H > 0, but C = 8, H = 0$"),
     ],
 )
-def test_layers_of_no_columns(bench, name, sizes, width, message):
-    layer = getattr(bench.layers, name)(*sizes)
+def test_products_of_no_columns(bench, function, shapes, message):
     with pytest.raises(ValueError, match=message):
-        layer(bench.xp.zeros((3, width), np.float32))
+        function(*(bench.xp.zeros(shape, np.float32) for shape in shapes))
 
 
 @pytest.mark.parametrize("size", [0, -1, 9])
 def test_a_vocabulary_that_does_not_fit_is_told_before_an_index_that_is_not_below_it(bench, size):
     arrays = bench.xp.zeros((3, 8), np.float32), bench.xp.full(3, 20, np.int32)
     with pytest.raises(ValueError, match=rf"^FusedClassifier needs 0 < V <= Vp, but V = {size}, Vp = 8$"):
-        bench.layers.FusedClassifier(size)(*arrays)
+        classifier(*arrays, size)
