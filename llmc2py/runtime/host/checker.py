@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from llmc2py.runtime.backends import Dim3
 from llmc2py.runtime.dtypes import c_dtype
 from llmc2py.runtime.host import compiler
-from llmc2py.runtime.host.faults import CheckError, KernelError
+from llmc2py.runtime.host.faults import CheckError, KernelError, RefusedError
 from llmc2py.runtime.host.unit import dynamic_shared_names
 
 if TYPE_CHECKING:
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 # Read once: this stands on the path of every launch.
 _ALWAYS = os.environ.get("LLMC2PY_CHECK", "") not in ("", "0")
 
-_BOUNDS, _RACE = 0, 1
-_DYNAMIC_SHARED, _STATIC_SHARED = -1, -2
+_BOUNDS, _RACE, _TRAP = 0, 1, 5
+_DYNAMIC_SHARED, _STATIC_SHARED, _NO_REGION = -1, -2, -3
+#: The largest argument that is passed by value.
+_ARGUMENT_BYTES = 16
 
 Buffer = tuple[str, int, int]
 
@@ -108,6 +110,8 @@ class _Checker:
         library.llmc2py_checker_new.restype = ctypes.c_void_p
         library.llmc2py_checker_add.restype = ctypes.c_uint64
         library.llmc2py_checker_add.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
+        library.llmc2py_checker_allow.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64)
+        library.llmc2py_checker_close.argtypes = (ctypes.c_void_p,)
         library.llmc2py_checker_findings.restype = ctypes.c_uint64
         library.llmc2py_checker_finding.restype = ctypes.POINTER(_Finding)
         library.llmc2py_checker_finding.argtypes = (ctypes.c_void_p, ctypes.c_uint64)
@@ -155,11 +159,18 @@ class _Checker:
         given = (ctypes.c_void_p * len(types)).from_address(args)
         self.moved = (ctypes.c_void_p * len(types))(*given)
         self.values = [ctypes.c_void_p() for _ in types]
+        self.library.llmc2py_checker_allow(self.handle, ctypes.addressof(self.moved), ctypes.sizeof(self.moved))
+        is_closed = True
         for number, ctype in enumerate(types):
             if ctype.endswith("*"):
                 pointer = ctypes.c_void_p.from_address(given[number] or 0).value
-                self.values[number].value = None if pointer is None else self.translate(pointer, ctype)
+                moved = None if pointer is None else self.translate(pointer, ctype)
+                is_closed = is_closed and (pointer is None or moved != pointer)
+                self.values[number].value = moved
                 self.moved[number] = ctypes.addressof(self.values[number])
+            self.library.llmc2py_checker_allow(self.handle, self.moved[number] or 0, _ARGUMENT_BYTES)
+        if is_closed:
+            self.library.llmc2py_checker_close(self.handle)
         return ctypes.addressof(self.moved)
 
     def findings(self) -> list[str]:
@@ -171,11 +182,12 @@ class _Checker:
     def _sentence(self, record: _Finding, lines: dict[int, str]) -> str:
         kernel = self.kernel.name
         where = f"block {tuple(record.block)}, thread {tuple(record.thread)}"
+        line = lines.get(record.code, "unknown line")
         if record.problem not in (_BOUNDS, _RACE):
-            return f"{record.place.decode(errors='replace')} (kernel {kernel}, {where})"
+            place = f"{line}: " if record.problem == _TRAP else ""
+            return f"{place}{record.place.decode(errors='replace')} (kernel {kernel}, {where})"
         variable = self._variable(record)
         deed = "write" if record.is_write else "read"
-        line = lines.get(record.code, "unknown line")
         if record.problem == _BOUNDS:
             return f"{line}: out of bounds: kernel {kernel} {deed}s {variable} ({where}; {record.count} times)"
         other = lines.get(record.other_code, "unknown line")
@@ -194,16 +206,33 @@ class _Checker:
             return f"byte {record.offset} of the dynamic shared memory {label}"
         if record.region == _STATIC_SHARED:
             return _static_variable(self.kernel.path, record.offset)
+        if record.region == _NO_REGION:
+            return self._nowhere(record.offset)
         element = self.element[record.region]
         nbytes = self.regions[record.region][2]
         index = record.offset // element
         return f"{self.names[record.region]}[{index}] (elements 0 to {nbytes // element - 1})"
 
+    def _nowhere(self, address: int) -> str:
+        """Describe an address that lies in no array, by the array that is nearest."""
+        if 0 <= address < 4096:
+            return f"byte {address} of a null pointer, an array that is None"
+        if not self.regions:
+            return f"address {address % 2**64:#x}, which is in no array"
+        number = min(range(len(self.regions)), key=lambda one: abs(address - self.regions[one][1]))
+        _, start, nbytes = self.regions[number]
+        element = self.element[number]
+        return (
+            f"an address in no array: {self.names[number]}[{(address - start) // element}] would be there "
+            f"(elements 0 to {nbytes // element - 1})"
+        )
+
 
 def launch_checked(kernel: HostKernel, grid: Dim3, block: Dim3, shared_bytes: int, args: int) -> None:
     """Launch an instrumented kernel and hand its findings to the active report.
 
-    Raises CheckError at once where no ``checking()`` block is active (``LLMC2PY_CHECK``).
+    Raises CheckError at once where no ``checking()`` block is active (``LLMC2PY_CHECK``), and KernelError where the
+    kernel did not come to its end.
     """
     checker = _Checker(kernel)
     try:
@@ -211,9 +240,12 @@ def launch_checked(kernel: HostKernel, grid: Dim3, block: Dim3, shared_bytes: in
         try:
             kernel.launch_with(grid, block, shared_bytes, moved, checker.handle)
         except KernelError as error:
-            if _report.get() is None:
-                raise
-            _collect([str(error), *checker.findings()])
+            findings = checker.findings()
+            is_refused = isinstance(error, RefusedError)
+            if _report.get() is not None:
+                _collect(findings if is_refused else [str(error), *findings])
+            elif is_refused:
+                raise CheckError(findings) from None
             raise
         checker.library.llmc2py_checker_copy_back(ctypes.c_void_p(checker.handle))
         _collect(checker.findings())

@@ -21,9 +21,11 @@ INCLUDE = _HERE / "include"
 _SOURCES = _HERE / "src"
 
 # No contraction and no fast mathematics: a kernel's float arithmetic is to be reproducible. Its assertions always hold.
-_COMMON = ("-fPIC", "-ffp-contract=off", "-w", "-UNDEBUG")
+# Frames larger than the guard below a stack are touched page by page, so that none reaches over it.
+_COMMON = ("-fPIC", "-ffp-contract=off", "-w", "-UNDEBUG", "-fstack-clash-protection")
 _KERNEL = ("-std=c++17", "-O2", *_COMMON, "-fvisibility=hidden")
-_CHECKED = ("-std=c++17", "-O1", "-gdwarf-4", *_COMMON, "-fvisibility=hidden", "-fsanitize=thread", "-DLLMC2PY_CHECK")
+_CHECKS = ("-fsanitize=thread", "-fsanitize=integer-divide-by-zero", "-DLLMC2PY_CHECK")
+_CHECKED = ("-std=c++17", "-O1", "-gdwarf-4", *_COMMON, "-fvisibility=hidden", *_CHECKS)
 # Kernels find their indices at a fixed offset from the thread pointer; the runtime keeps few thread-local bytes for it.
 # Vector loads of what was just stored word by word would stall.
 _RUNTIME = (*_KERNEL, "-ftls-model=initial-exec", "-fno-tree-vectorize", "-fno-tree-slp-vectorize", "-pthread")

@@ -15,6 +15,10 @@ class DivergentBarrierError(KernelError):
     """Some threads of a block wait at ``__syncthreads()`` that others never reach."""
 
 
+class RefusedError(KernelError):
+    """The checking mode ended a kernel before an access, or a division, that cannot be made; the findings say which."""
+
+
 class CheckError(RuntimeError):
     """The checking mode found errors in kernels; ``findings`` lists them."""
 
@@ -28,4 +32,5 @@ FAULTS: dict[int, type[KernelError]] = {
     2: DivergentBarrierError,
     3: KernelError,
     4: KernelError,
+    5: RefusedError,
 }

@@ -105,7 +105,8 @@ class HostKernel:
         """Run the kernel to its end; see ``CompiledKernel.launch``.
 
         Raises LaunchError for a block of more than 1024 threads, KernelAssertionError where an ``assert`` in the kernel
-        fails, DivergentBarrierError where threads of a block miss a barrier, and KernelError for deadlocks and traps.
+        fails, DivergentBarrierError where threads of a block miss a barrier, and KernelError for deadlocks, traps and
+        what the processor refuses to do.
         """
         if checker.is_checking():
             checker.launch_checked(self._checked_twin, grid, block, shared_bytes, args)

@@ -48,3 +48,29 @@
 #include "llmc2py/atomics.h"
 #include "llmc2py/groups.h"
 #include "llmc2py/entry.h"
+
+// What a kernel calls by these names takes locks, and the runtime has to know of it.
+namespace std {
+using ::llmc2py_free;
+using ::llmc2py_malloc;
+using ::llmc2py_printf;
+}  // namespace std
+#ifdef LLMC2PY_CHECK
+// The compiler instruments accesses, and leaves these to the sanitizer's own runtime.
+extern "C" {
+void *__tsan_memcpy(void *target, const void *source, std::size_t size);
+void *__tsan_memmove(void *target, const void *source, std::size_t size);
+void *__tsan_memset(void *target, int value, std::size_t size);
+}
+namespace std {
+using ::__tsan_memcpy;
+using ::__tsan_memmove;
+using ::__tsan_memset;
+}  // namespace std
+#define memcpy(...) __tsan_memcpy(__VA_ARGS__)
+#define memmove(...) __tsan_memmove(__VA_ARGS__)
+#define memset(...) __tsan_memset(__VA_ARGS__)
+#endif
+#define printf(...) llmc2py_printf(__VA_ARGS__)
+#define malloc(...) llmc2py_malloc(__VA_ARGS__)
+#define free(...) llmc2py_free(__VA_ARGS__)

@@ -10,8 +10,11 @@ namespace llmc2py {
 
 namespace {
 
-// Address space costs nothing until it is touched: an index may be far out and still be told from others.
+// Address space costs nothing until it is touched. What lies this near to an array may be touched without harm, so that
+// a kernel goes on and shows all that is wrong with it.
 constexpr std::size_t guard_bytes = std::size_t{256} << 20;
+// An index of 32 bits into elements of 16 bytes stays in this distance, and is told from those into other arrays.
+constexpr std::size_t farthest = std::size_t{64} << 30;
 
 void place_thread(std::uint32_t (&target)[3], uint3 index)
 {
@@ -39,20 +42,40 @@ void *Checker::map(std::size_t nbytes)
     return memory;
 }
 
+// Reserves address space around so many bytes, as much as there is; what is near to them can be touched.
+char *Checker::map_guarded(std::size_t nbytes, std::size_t *reach)
+{
+    for (*reach = farthest; *reach >= guard_bytes; *reach /= 2) {
+        const std::size_t total = nbytes + 2 * *reach;
+        void *memory = mmap(nullptr, total, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (memory == MAP_FAILED) {
+            continue;
+        }
+        mappings.emplace_back(memory, total);
+        char *start = static_cast<char *>(memory) + *reach;
+        const bool touchable = mprotect(start - guard_bytes, nbytes + 2 * guard_bytes, PROT_READ | PROT_WRITE) == 0;
+        return touchable ? start : nullptr;
+    }
+    return nullptr;
+}
+
 // Copies an array to a place with guard zones on both sides; returns where, 0 where there is no memory.
 std::uintptr_t Checker::add_buffer(void *original, std::size_t nbytes, unsigned int grain)
 {
-    const std::size_t total = nbytes + 2 * guard_bytes;
-    void *memory = map(total);
+    constexpr std::size_t page = 64 * 1024;  // of any system
+    const std::size_t room = (nbytes / page + 2) * page;
+    std::size_t reach = 0;
+    const char *memory = map_guarded(room, &reach);
     void *cells = map((nbytes / grain + 1) * sizeof(Cell));
     if (memory == nullptr || cells == nullptr) {
         return 0;
     }
-    const auto low = reinterpret_cast<std::uintptr_t>(memory);
-    const std::uintptr_t start = low + guard_bytes + reinterpret_cast<std::uintptr_t>(original) % 256;
+    const auto place = reinterpret_cast<std::uintptr_t>(memory);
+    const std::uintptr_t start = place + reinterpret_cast<std::uintptr_t>(original) % 256;
     std::memcpy(reinterpret_cast<void *>(start), original, nbytes);
     const auto name = static_cast<std::int32_t>(regions.size());
-    regions.push_back({name, low, low + total, start, start + nbytes, grain, true, static_cast<Cell *>(cells), original});
+    regions.push_back({name, place - reach, place + room + reach, place - guard_bytes, place + room + guard_bytes, start,
+                       start + nbytes, grain, true, static_cast<Cell *>(cells), original});
     return start;
 }
 
@@ -64,7 +87,8 @@ void Checker::add_shared(std::int32_t name, void *start, std::size_t nbytes, std
     const auto first = reinterpret_cast<std::uintptr_t>(start);
     auto *cells = static_cast<Cell *>(map((nbytes + 1) * sizeof(Cell)));
     if (cells != nullptr) {
-        regions.push_back({name, first, first + nbytes + guard, first, first + nbytes, 1, false, cells, nullptr});
+        const std::uintptr_t stop = first + nbytes;
+        regions.push_back({name, first, stop + guard, first, stop + guard, first, stop, 1, false, cells, nullptr});
     }
 }
 
@@ -72,7 +96,14 @@ void Checker::begin_block(const Worker &worker)
 {
     if (block == 0) {
         add_shared(dynamic_shared_region, llmc2py_dynamic_shared, worker.launch->shared_bytes, checked_shared_guard);
-        add_shared(static_shared_region, worker.static_shared, worker.static_shared_bytes, 0);
+        add_shared(static_shared_region, worker.module.local, worker.module.local_bytes, 0);
+        // What CUDA calls threadIdx and so on; checked kernels run in one operating-system thread.
+        for (const uint3 *index : {&llmc2py_thread_idx, &llmc2py_block_idx, &llmc2py_block_dim, &llmc2py_grid_dim}) {
+            others.emplace_back(reinterpret_cast<std::uintptr_t>(index), sizeof *index);
+        }
+        others.emplace_back(reinterpret_cast<std::uintptr_t>(&llmc2py_dynamic_shared), sizeof llmc2py_dynamic_shared);
+        others.emplace_back(reinterpret_cast<std::uintptr_t>(&llmc2py_dynamic_shared_bytes), sizeof(unsigned int));
+        others.emplace_back(reinterpret_cast<std::uintptr_t>(&llmc2py_atomics), sizeof llmc2py_atomics);
     }
     ++block;
     epoch = 0;
@@ -97,26 +128,47 @@ Finding *Checker::report(Problem problem, std::int32_t region, std::uint64_t cod
     return &finding;
 }
 
-void Checker::access(const Worker &worker, std::uintptr_t address, std::size_t size, bool write, Access::Kind kind,
+void Checker::report_bounds(std::int32_t region, std::int64_t offset, std::size_t size, bool write, std::uint64_t code)
+{
+    if (Finding *finding = report(Problem::bounds, region, code, 0)) {
+        finding->offset = offset;
+        finding->size = size;
+        finding->is_write = write;
+    }
+}
+
+bool Checker::is_known(const Worker &worker, std::uintptr_t address) const
+{
+    for (const auto &[start, size] : others) {
+        if (address - start < size) {
+            return true;
+        }
+    }
+    return worker.module.holds(address) || worker.is_on_stack(address);
+}
+
+bool Checker::access(const Worker &worker, std::uintptr_t address, std::size_t size, bool write, Access::Kind kind,
                      std::uint64_t code)
 {
+    last_code = code;
     for (const Region &region : regions) {
-        if (address < region.low || address >= region.high) {
+        if (address < region.low || address >= region.high || size == 0) {
             continue;
         }
-        if (address < region.start || address + size > region.stop) {
-            if (Finding *finding = report(Problem::bounds, region.name, code, 0)) {
-                finding->offset = static_cast<std::int64_t>(address) - static_cast<std::int64_t>(region.start);
-                finding->size = size;
-                finding->is_write = write;
-            }
-            return;
+        if (address < region.start || size > region.stop - address || address >= region.stop) {
+            report_bounds(region.name, static_cast<std::int64_t>(address - region.start), size, write, code);
+            return address >= region.guard_low && address < region.guard_high && size <= region.guard_high - address;
         }
         const Thread &thread = worker.threads[worker.current];
         check_races(region, address, size, write,
                     {code, block, epoch, thread.warp_epoch, static_cast<std::uint16_t>(worker.current), kind});
-        return;
+        return true;
     }
+    if (!closed || size == 0 || is_known(worker, address)) {
+        return true;
+    }
+    report_bounds(no_region, static_cast<std::int64_t>(address), size, write, code);
+    return false;
 }
 
 bool Checker::unordered(const Region &region, const Access &before, const Access &now) const
@@ -178,6 +230,14 @@ void Checker::check_races(const Region &region, std::uintptr_t address, std::siz
 void checker_begin_block(Checker *checker, const Worker &worker) { checker->begin_block(worker); }
 void checker_barrier(Checker *checker) { ++checker->epoch; }
 void checker_fence(Checker *checker) { checker->fenced = true; }
+void checker_allocates(Checker *checker) { checker->closed = false; }
+
+void checker_trap(Checker *checker, const char *what, std::uint64_t code)
+{
+    if (Finding *finding = checker->report(Problem::trap, 0, code != 0 ? code : checker->last_code, 0)) {
+        std::snprintf(finding->place, sizeof finding->place, "%s", what);
+    }
+}
 
 void checker_divergence(Checker *checker, const Worker &worker, Site first, Site second, unsigned int missing)
 {

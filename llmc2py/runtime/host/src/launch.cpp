@@ -2,7 +2,10 @@
 #include <link.h>
 #include <time.h>
 
+#include <algorithm>
+#include <cstdarg>
 #include <cstdio>
+#include <cstdlib>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -17,38 +20,37 @@ namespace {
 // Below this much estimated work a launch stays on the calling thread.
 constexpr double spread_from_seconds = 200e-6;
 
-struct Segment {
-    char *start = nullptr;
-    std::size_t size = 0;
-};
-
 struct Search {
     std::uintptr_t code;
-    Segment found;
+    Module found;
 };
 
 int match_module(dl_phdr_info *info, std::size_t, void *data)
 {
     auto *search = static_cast<Search *>(data);
     bool inside = false;
-    std::size_t size = 0;
+    Module module{~std::uintptr_t{0}, 0, static_cast<char *>(info->dlpi_tls_data), 0};
     for (int number = 0; number < info->dlpi_phnum; ++number) {
         const auto &header = info->dlpi_phdr[number];
         const std::uintptr_t start = info->dlpi_addr + header.p_vaddr;
-        inside = inside || (header.p_type == PT_LOAD && search->code - start < header.p_memsz);
-        size = header.p_type == PT_TLS ? header.p_memsz : size;
+        if (header.p_type == PT_LOAD) {
+            inside = inside || search->code - start < header.p_memsz;
+            module.low = std::min(module.low, start);
+            module.high = std::max<std::uintptr_t>(module.high, start + header.p_memsz);
+        } else if (header.p_type == PT_TLS && module.local != nullptr) {
+            module.local_bytes = header.p_memsz;
+        }
     }
-    if (!inside) {
-        return 0;
+    if (inside) {
+        search->found = module;
     }
-    search->found = {static_cast<char *>(info->dlpi_tls_data), info->dlpi_tls_data != nullptr ? size : 0};
-    return 1;
+    return inside ? 1 : 0;
 }
 
 // A kernel's static shared memory is its library's thread-local segment: one copy for every operating-system thread.
-Segment static_shared_of(const Launch &launch)
+Module kernel_module(const Launch &launch)
 {
-    thread_local std::unordered_map<void (*)(), Segment> known;
+    thread_local std::unordered_map<void (*)(), Module> known;
     const auto place = known.find(launch.kernel->touch);
     if (place != known.end()) {
         return place->second;
@@ -99,9 +101,8 @@ double seconds()
 void work(Launch &launch, Progress &progress, std::uint64_t blocks, bool may_spread)
 {
     Lease worker;
-    const Segment segment = static_shared_of(launch);
-    worker->static_shared = segment.start;
-    worker->static_shared_bytes = segment.size;
+    worker->module = kernel_module(launch);
+    catch_traps();
     worker->begin_launch(&launch, &progress);
     std::vector<std::thread> helpers;
     const double start = may_spread ? seconds() : 0.0;
@@ -173,6 +174,32 @@ void llmc2py_fence(void)
     if (current_worker()->checker != nullptr) {
         checker_fence(current_worker()->checker);
     }
+}
+
+// The C library holds locks in these: a thread that is taken out of them would keep them for ever.
+int llmc2py_printf(const char *format, ...)
+{
+    const Hold hold(current_worker());
+    std::va_list arguments;
+    va_start(arguments, format);
+    const int count = std::vprintf(format, arguments);
+    va_end(arguments);
+    return count;
+}
+
+void *llmc2py_malloc(std::size_t size)
+{
+    const Hold hold(current_worker());
+    if (current_worker()->checker != nullptr) {
+        checker_allocates(current_worker()->checker);
+    }
+    return std::malloc(size);
+}
+
+void llmc2py_free(void *memory)
+{
+    const Hold hold(current_worker());
+    std::free(memory);
 }
 
 void llmc2py_fault(const char *message, Site site)

@@ -21,7 +21,6 @@ namespace llmc2py {
 
 namespace {
 
-constexpr std::size_t stack_bytes = 256 * 1024;
 constexpr std::uint64_t spin_limit_ns = 20'000'000'000ull;
 
 __thread Worker *this_worker;
@@ -84,7 +83,8 @@ void Worker::begin_launch(Launch *new_launch, Progress *new_progress)
     launch = new_launch;
     progress = new_progress;
     checker = launch->checker;
-    failed = false;
+    failed = reporting = false;
+    holds = 0;
     this_worker = this;
     shared_storage.resize(launch->shared_bytes + shared_alignment + (checker != nullptr ? checked_shared_guard : 0));
     const auto unaligned = reinterpret_cast<std::uintptr_t>(shared_storage.data());
@@ -109,8 +109,8 @@ void Worker::run_block(std::uint64_t block)
                          static_cast<unsigned int>(row / launch->grid[1])};
     // All bits set is a NaN in every floating-point type: what a kernel did not write, shows.
     std::memset(llmc2py_dynamic_shared, 0xff, launch->shared_bytes);
-    if (static_shared != nullptr) {
-        std::memset(static_shared, 0xff, static_shared_bytes);
+    if (module.local != nullptr) {
+        std::memset(module.local, 0xff, module.local_bytes);
     }
     count = launch->block[0] * launch->block[1] * launch->block[2];
     next = 0;
@@ -125,7 +125,9 @@ void Worker::run_block(std::uint64_t block)
     if (checker != nullptr) {
         checker_begin_block(checker, *this);
     }
+    in_kernel = true;
     resume(main);
+    in_kernel = false;
     if (failed) {
         prepare_fibers();
     }
@@ -149,21 +151,58 @@ Fiber *Worker::idle_fiber()
         idle.pop_back();
         return fiber;
     }
-    const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-    void *memory = mmap(nullptr, stack_bytes + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                        -1, 0);
+    const Hold hold(this);
+    void *memory = mmap(nullptr, stack_bytes + guard_stack_bytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) {
         fail(Fault::trap, "there is no memory for the stack of another thread", Site::here());
     }
-    mprotect(memory, page, PROT_NONE);  // a stack that overflows must not run into its neighbour
+    mprotect(memory, guard_stack_bytes, PROT_NONE);  // a stack that overflows must not run into its neighbour
     auto fiber = std::make_unique<Fiber>();
     fiber->worker = this;
-    fiber->stack = static_cast<char *>(memory) + page;
+    fiber->stack = static_cast<char *>(memory) + guard_stack_bytes;
     // Stacks that all begin at one offset of a page would compete for the same few cache lines.
     const std::size_t colour = (fibers.size() % 32) * 320;
     make_context(fiber->context, fiber->stack, stack_bytes - colour, fiber_main);
     fibers.push_back(std::move(fiber));
     return fibers.back().get();
+}
+
+char *Worker::stack_top() const
+{
+    const Fiber *fiber = current < next ? threads[current].fiber : nullptr;
+    return fiber == nullptr ? nullptr : fiber->stack + stack_bytes;
+}
+
+bool Worker::is_overflow(std::uintptr_t address) const
+{
+    const char *top = stack_top();
+    const auto low = reinterpret_cast<std::uintptr_t>(top) - stack_bytes;
+    return top != nullptr && address < low && address >= low - guard_stack_bytes;
+}
+
+bool Worker::is_on_stack(std::uintptr_t address) const
+{
+    if (reinterpret_cast<std::uintptr_t>(stack_top()) - address - 1 < stack_bytes) {
+        return true;
+    }
+    for (unsigned int thread = 0; thread < next; ++thread) {
+        if (address - reinterpret_cast<std::uintptr_t>(threads[thread].fiber->stack) < stack_bytes) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void Worker::need_stack()
+{
+    const auto here = reinterpret_cast<std::uintptr_t>(__builtin_frame_address(0));
+    const char *top = stack_top();
+    const auto low = reinterpret_cast<std::uintptr_t>(top) - stack_bytes;
+    // The first fiber is made on the stack of the caller.
+    if (top != nullptr && here - low < spare_stack_bytes) {
+        fail(Fault::trap, stack_overflow_text, Site{nullptr, 0});
+    }
 }
 
 // Gives the processor to the next thread that can run; returns when somebody resumes ``from``.
@@ -284,7 +323,9 @@ void Worker::yield()
 void Worker::fail(Fault fault, const char *what, Site site)
 {
     progress->failed.store(true);
-    if (!progress->reported.test_and_set()) {
+    // Where the stack ends in here, this is called again, and says that.
+    reporting = reporting || !progress->reported.test_and_set();
+    if (reporting) {
         const uint3 &thread = llmc2py_thread_idx;
         const uint3 &block = llmc2py_block_idx;
         char place[256] = "";
@@ -292,10 +333,10 @@ void Worker::fail(Fault fault, const char *what, Site site)
             std::snprintf(place, sizeof place, "%s:%d: ", site.file, site.line);
         }
         launch->fault = fault;
-        char message[1024];
-        std::snprintf(message, sizeof message, "%s%s (kernel %s, block (%u,%u,%u), thread (%u,%u,%u))", place, what,
-                      launch->kernel->name, block.x, block.y, block.z, thread.x, thread.y, thread.z);
-        launch->message = message;
+        std::snprintf(launch->message, sizeof launch->message,
+                      "%s%s (kernel %s, block (%u,%u,%u), thread (%u,%u,%u))", place, what, launch->kernel->name,
+                      block.x, block.y, block.z, thread.x, thread.y, thread.z);
+        reporting = false;
     }
     failed = true;
     Context abandoned;

@@ -5,11 +5,11 @@
 #include <cstdint>
 #include <cstddef>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "fiber.h"
 #include "llmc2py/runtime.h"
+#include "trap.h"
 
 namespace llmc2py {
 
@@ -19,7 +19,15 @@ constexpr std::size_t shared_alignment = 128;
 // Behind the dynamic shared memory, in checking mode: a touch of these bytes is out of bounds.
 constexpr std::size_t checked_shared_guard = 64 * 1024;
 
-enum class Fault : int { none, assertion, divergence, deadlock, trap };
+// Of every thread, with pages below that nobody may touch; a frame that is larger than these is made page by page.
+constexpr std::size_t stack_bytes = 256 * 1024;
+constexpr std::size_t guard_stack_bytes = 64 * 1024;
+// What the runtime needs of a stack, with functions of the C library.
+constexpr std::size_t spare_stack_bytes = 16 * 1024;
+constexpr const char *stack_overflow_text =
+    "stack overflow: local arrays and nested calls of a thread have 256 KiB on the CPU";
+
+enum class Fault : int { none, assertion, divergence, deadlock, trap, refused };
 
 // A loaded kernel; ctypes mirrors this struct.
 struct Kernel {
@@ -37,7 +45,19 @@ struct Launch {
     std::uint64_t shared_bytes;
     struct Checker *checker;
     Fault fault = Fault::none;
-    std::string message = {};
+    char message[1024] = {};
+};
+
+// A loaded library as one operating-system thread sees it: its code and data, and its thread-local segment.
+struct Module {
+    std::uintptr_t low = 0, high = 0;
+    char *local = nullptr;
+    std::size_t local_bytes = 0;
+
+    bool holds(std::uintptr_t address) const
+    {
+        return address - low < high - low || address - reinterpret_cast<std::uintptr_t>(local) < local_bytes;
+    }
 };
 
 enum class State : unsigned char { fresh, ready, running, barrier, collective, exited };
@@ -109,10 +129,15 @@ struct Worker {
     unsigned int arrived = 0, votes = 0, left_midway = 0;
     bool prefer_fresh = false;
     std::uint64_t events = 0, spinning_since = 0, spinning_events = 0;
-    char *static_shared = nullptr;
-    std::size_t static_shared_bytes = 0;
+    // The kernel's library, whose thread-local segment is its static shared memory.
+    Module module;
     Checker *checker = nullptr;
-    bool failed = false;
+    bool failed = false, reporting = false;
+    // A signal of the processor ends the launch while a kernel runs, unless the runtime or the C library holds
+    // something that others wait for.
+    volatile bool in_kernel = false;
+    volatile unsigned int holds = 0;
+    Trap trap;
 
     void begin_launch(Launch *launch, Progress *progress);
     // Instrumented code also runs between launches, and must then find no checker.
@@ -123,6 +148,12 @@ struct Worker {
     unsigned int barrier(bool predicate, unsigned int *present, Site site);
     unsigned int collective(Collective kind, unsigned int mask, int source, Payload *payload, Site site);
     void yield();
+    // Where the stack of the thread that runs begins; null where none does.
+    char *stack_top() const;
+    bool is_overflow(std::uintptr_t address) const;
+    bool is_on_stack(std::uintptr_t address) const;
+    // Ends the launch where little of the stack is left.
+    void need_stack();
     [[noreturn]] void fail(Fault fault, const char *what, Site site);
 
 private:
@@ -143,10 +174,29 @@ private:
 
 Worker *current_worker();
 
+// While this lives, the thread cannot be taken out of what it does; there is enough stack for it.
+class Hold {
+public:
+    explicit Hold(Worker *worker) : worker_(worker)
+    {
+        worker_->need_stack();
+        worker_->holds = worker_->holds + 1;
+    }
+    ~Hold() { worker_->holds = worker_->holds - 1; }
+    Hold(const Hold &) = delete;
+    Hold &operator=(const Hold &) = delete;
+
+private:
+    Worker *worker_;
+};
+
 // Checking mode (check.cpp).
 void checker_begin_block(Checker *checker, const Worker &worker);
 void checker_barrier(Checker *checker);
 void checker_fence(Checker *checker);
+void checker_allocates(Checker *checker);
+// Notes what the processor refused; ``code`` is behind the instruction, 0 for the access that was looked at last.
+void checker_trap(Checker *checker, const char *what, std::uint64_t code);
 void checker_divergence(Checker *checker, const Worker &worker, Site first, Site second, unsigned int missing);
 void checker_inactive_lane(Checker *checker, const Worker &worker, Site site);
 

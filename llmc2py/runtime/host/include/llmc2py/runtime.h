@@ -1,6 +1,7 @@
 // What a compiled kernel needs of the runtime library (src/runtime.cpp, src/check.cpp).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 struct uint3 {
@@ -54,6 +55,9 @@ void llmc2py_yield(void);
 void llmc2py_fence(void);
 [[noreturn]] void llmc2py_fault(const char *message, llmc2py::Site site);
 [[noreturn]] void llmc2py_assertion_failed(const char *expression, const char *file, int line);
+int llmc2py_printf(const char *format, ...);
+void *llmc2py_malloc(std::size_t size);
+void llmc2py_free(void *memory);
 // Checking mode only: an atomic access.
 void llmc2py_check_atomic(const volatile void *address, unsigned int size);
 }
