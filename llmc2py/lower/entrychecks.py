@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 from llmc2py.diagnostics import SourceError
 from llmc2py.ir.catalog import CatalogEntry, KeyPath
+from llmc2py.ir.plans import OptionSpec
 
 LEADING = "*"
 _OPTION_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
@@ -60,7 +62,7 @@ def letters_of(entry: CatalogEntry) -> set[str]:
 
 
 def check_options(entry: CatalogEntry) -> None:
-    """Check the defaults of options, and what cases name. Raises SourceError."""
+    """Check the defaults and limits of options, and what cases name. Raises SourceError."""
     for one in entry.options:
         value = ast.literal_eval(one.default) if one.default is not None else None
         if value is not None and (
@@ -68,11 +70,25 @@ def check_options(entry: CatalogEntry) -> None:
         ):
             message = f"option {one.name}: its default {one.default} is no {one.kind}"
             raise entry_error(entry, ("options", one.name, "default"), message)
+        _check_limits(entry, one, value)
     known = letters_of(entry) | {one.name for one in (*entry.inputs, *entry.parameters)}
     known |= {one.name for one in entry.options} | {"lead"}
     for index, case in enumerate(entry.cases):
         check_names(entry, {name: ("cases", index, name) for name in case}, known,
                     "cases: {} is neither `lead` nor a letter or option of the op")  # fmt: skip
+
+
+def _check_limits(entry: CatalogEntry, option: OptionSpec, default: Any) -> None:
+    limits = (("least", "int", option.least is not None), ("choices", "str", bool(option.choices)))
+    for key, kind, is_there in limits:
+        if is_there and option.kind != kind:
+            message = f"option {option.name}: {key} is for options of the type {kind}, and it is one of {option.kind}"
+            raise entry_error(entry, ("options", option.name, key), message)
+    if default is not None and (
+        (option.least is not None and default < option.least) or (option.choices and default not in option.choices)
+    ):
+        message = f"option {option.name}: its default {option.default} is none of the values that it takes"
+        raise entry_error(entry, ("options", option.name, "default"), message)
 
 
 def check_names(entry: CatalogEntry, named: Mapping[str, KeyPath], known: Collection[str], message: str) -> None:
