@@ -90,6 +90,10 @@ def paused_collection() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
+            if not gc.get_freeze_count():
+                # What has come meanwhile counts as old, or all of it would be walked through now.
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
+import functools
 import hashlib
 import pathlib
 from collections.abc import Iterable, Sequence
@@ -49,7 +51,7 @@ def generate(
     """Read a source tree and render the package of it; nothing is written.
 
     ``catalogs`` are TOML files of entries beyond the built-in ones and those in the source's root; ``only`` are globs
-    on source files, op names and kernel names; ``targets`` are `TARGETS` or "cupy". ``commit`` is what the lock
+    on source files, layers, ops and kernel names; ``targets`` are `TARGETS` or "cupy". ``commit`` is what the lock
     notes as the revision of the source; by default that of the git work tree whose root the source is. Raises
     UsageError for what cannot be read at all.
     """
@@ -71,7 +73,7 @@ def _generate(
     if not library.kernels:
         why = "".join(f"\n{item}" for item in library.diagnostics)
         raise UsageError(f"{source}: no kernel in it{' that --only selects' if only else ''}{why}")
-    plan, diagnostics = lower_library(library, entries, builtin_replacements(), builtin_bound())
+    plan, diagnostics = lower_library(library, entries, _replacements(), _bound())
     made = made_modules(plan)
     files = render_package(plan, lambda module: made[module.path].files)
     for target in targets:
@@ -120,11 +122,17 @@ def load_entries(source: pathlib.Path, catalogs: Iterable[pathlib.Path]) -> list
 
     An entry replaces an earlier one of its name.
     """
-    entries = {entry.name: entry for entry in builtin_entries()}
+    entries = {entry.name: entry for entry in _entries()}
     for path in (*local_catalog(source), *catalogs):
         entry = read_entry(path)
         entries[entry.name] = entry
     return sorted(entries.values(), key=lambda entry: entry.name)
+
+
+# What comes with llmc2py is read once, however many packages a process makes.
+_entries = functools.cache(builtin_entries)
+_replacements = functools.cache(builtin_replacements)
+_bound = functools.cache(builtin_bound)
 
 
 def _selected(library: Library, entries: list[CatalogEntry], only: Sequence[str]) -> tuple[Library, list[CatalogEntry]]:
@@ -132,14 +140,14 @@ def _selected(library: Library, entries: list[CatalogEntry], only: Sequence[str]
 
     Raises UsageError for a glob that names nothing: it is a slip.
     """
-    names = [*(entry.name for entry in entries if entry.layer), *(file.path for file in library.files)]
-    names += [kernel.name for kernel in library.kernels]
+    names = [name for entry in entries if entry.layer for name in (entry.layer, entry.name)]
+    names += [*(file.path for file in library.files), *(kernel.name for kernel in library.kernels)]
     for glob in only:
         if not fnmatch.filter(names, glob):
-            raise UsageError(f"--only {glob}: no layer, source file or kernel has such a name")
+            raise not_selected(glob, names)
     # What has no layer comes with its file: its name would choose kernels' files that are not asked for.
     whole = {file.path for file in library.files if _matches(file.path, only)}
-    chosen = [entry for entry in entries if (_matches(entry.name, only) if entry.layer else entry.source in whole)]
+    chosen = [entry for entry in entries if (_is_chosen(entry, only) if entry.layer else entry.source in whole)]
     used = {entry.source for entry in chosen} | {item.rpartition(":")[0] for entry in chosen for item in entry.uses}
     files = []
     for file in library.files:
@@ -157,6 +165,18 @@ def _selected(library: Library, entries: list[CatalogEntry], only: Sequence[str]
         if (item.kernel in kernels_kept if item.kernel is not None else item.span.file not in left_out)
     )
     return replace(library, files=tuple(files), diagnostics=diagnostics), chosen
+
+
+def not_selected(glob: str, names: Iterable[str]) -> UsageError:
+    """Return the error for a glob that no layer, source file or kernel is named like."""
+    folded = {name.casefold(): name for name in sorted(names)}
+    near = difflib.get_close_matches(glob.casefold(), folded, n=1)
+    hint = f"; did you mean {folded[near[0]]}?" if near else ""
+    return UsageError(f"--only {glob}: no layer, source file or kernel has such a name{hint}")
+
+
+def _is_chosen(entry: CatalogEntry, only: Sequence[str]) -> bool:
+    return _matches(entry.layer, only) or _matches(entry.name, only)
 
 
 def _matches(name: str, globs: Sequence[str]) -> bool:

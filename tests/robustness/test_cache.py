@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import os
 import pathlib
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 from llmc2py import caching
@@ -62,3 +64,21 @@ def test_abandoned_builds_go(tmp_path):
 
     build_once(target, build)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["build-other.so-abc", "kernel.so", "locks"]
+
+
+class _Ring:
+    def __init__(self) -> None:
+        self.next = self
+
+
+def test_what_a_pause_of_the_collector_leaves_behind_is_not_looked_through_at_once_but_in_the_end():
+    gc.collect()
+    with caching.paused_collection():
+        trees = [[number] for number in range(10_000)]
+        garbage = weakref.ref(_Ring())
+    assert gc.isenabled()
+    assert gc.get_count()[0] < len(trees)
+    assert gc.get_freeze_count() == 0
+    assert garbage() is not None
+    gc.collect()
+    assert garbage() is None
