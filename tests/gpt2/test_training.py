@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -224,6 +226,15 @@ def test_the_plot_is_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     plot.plot_losses(tmp_path / "loss.png", [3.0, 2.0, 1.0], [(1, 2.5), (3, 1.5)], "a run")
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_make_installs_what_the_plot_needs() -> None:
+    # The default run is to write the plot in the environment that the README tells users to make.
+    script = (ROOT / "scripts" / "setup-venv").read_text(encoding="utf-8")
+    extras = {extra for group in re.findall(r'pip install -e "\.\[([\w,]+)\]"', script) for extra in group.split(",")}
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        known = tomllib.load(file)["project"]["optional-dependencies"]
+    assert any(needed.startswith("matplotlib") for extra in extras for needed in known[extra])
 
 
 def test_the_text_is_what_its_script_writes() -> None:
