@@ -398,7 +398,7 @@ class Softmax(Layer):
 
     out = exp(inp) / sum(exp(inp)), in float32
 
-    Fast sizes: all. Source: dev/cuda/softmax_forward.cu:317.
+    Fast sizes: all. Source: dev/cuda/softmax_forward.cu:320.
     """
 
     spec = OpSpec(
@@ -407,7 +407,7 @@ class Softmax(Layer):
         outputs={"out": ("...", "C")},
         saves=("out",),
         dtypes=("float32", "float16", "bfloat16"),
-        origin="dev/cuda/softmax_forward.cu:317",
+        origin="dev/cuda/softmax_forward.cu:320",
     )
 
     def forward(self, inp: Tensor | Array) -> Tensor:  # type: ignore[override]

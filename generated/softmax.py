@@ -30,7 +30,7 @@ class SoftmaxFunction(Function):
     out: (..., C): rows of probabilities
     """
 
-    origin = "dev/cuda/softmax_forward.cu:317"
+    origin = "dev/cuda/softmax_forward.cu:320"
 
     @staticmethod
     def forward(ctx: Context, inp: Array) -> Array:

@@ -137,8 +137,6 @@ template<class ElementType>
 __device__ inline bool is_aligned128(const ElementType* address) {
     return (reinterpret_cast<size_t>(address) & 15) == 0;
 }
-#endif
-#if defined(SLICE_softmax_forward_kernel7) || defined(SLICE_softmax_forward_online_kernel8)
 #line 209 "dev/cuda/common.h"
 template<class ElementType>
 __device__ inline Packed128<ElementType> load_elements(const ElementType* address, int left) {
@@ -225,13 +223,14 @@ __global__ void softmax_forward_kernel2(float* out, const float* inp, int N, int
 }
 #endif
 #if defined(SLICE_softmax_forward_kernel3)
-#line 115 "dev/cuda/softmax_forward.cu"
+#line 116 "dev/cuda/softmax_forward.cu"
+template<bool Aligned>
 __device__ inline void softmax_of_kept_row(float* p, const float* x, int C) {
     f128 row[8];
     #pragma unroll
     for (int i = 0; i < 8; ++i) {
         const int c = (i * 32 + threadIdx.x) * f128::size;
-        if (c < C) row[i] = load128(x + c);
+        if (c < C) row[i] = load_packet<Aligned>(x + c, C - c);
         else row[i] = f128::constant(-INFINITY);
     }
     float top = -INFINITY, total = 0.0f;
@@ -255,16 +254,17 @@ __device__ inline void softmax_of_kept_row(float* p, const float* x, int C) {
         const int c = (i * 32 + threadIdx.x) * f128::size;
         #pragma unroll
         for (int k = 0; k < f128::size; ++k) row[i][k] *= scale;
-        if (c < C) store128(p + c, row[i]);
+        if (c < C) store_packet<Aligned>(p + c, row[i], C - c);
     }
 }
-#line 149 "dev/cuda/softmax_forward.cu"
+#line 151 "dev/cuda/softmax_forward.cu"
 __global__ void softmax_forward_kernel3(float* out, const float* inp, int N, int C) {
     if (blockIdx.x >= (unsigned int)N) return;
     const size_t begin = blockIdx.x * (size_t)C, end = begin + C;
-    const bool whole = C % f128::size == 0 && is_aligned128(inp) && is_aligned128(out);
-    if (whole && C <= 8 * 32 * f128::size) {
-        softmax_of_kept_row(out + begin, inp + begin, C);
+    if (C % f128::size == 0 && C <= 8 * 32 * f128::size) {
+        const bool aligned = is_aligned128(inp) && is_aligned128(out);
+        if (aligned) softmax_of_kept_row<true>(out + begin, inp + begin, C);
+        else softmax_of_kept_row<false>(out + begin, inp + begin, C);
         return;
     }
     float top = -INFINITY, total = 0.0f;
@@ -276,7 +276,7 @@ __global__ void softmax_forward_kernel3(float* out, const float* inp, int N, int
 }
 #endif
 #if defined(SLICE_softmax_forward_kernel4)
-#line 166 "dev/cuda/softmax_forward.cu"
+#line 169 "dev/cuda/softmax_forward.cu"
 __global__ void softmax_forward_kernel4(float* out, const float* inp, int N, int C) {
     extern __shared__ __align__(16) float of_warp[];
     if (blockIdx.x >= (unsigned int)N) return;
@@ -303,7 +303,7 @@ __global__ void softmax_forward_kernel4(float* out, const float* inp, int N, int
 }
 #endif
 #if defined(SLICE_softmax_forward_online_kernel1)
-#line 191 "dev/cuda/softmax_forward.cu"
+#line 194 "dev/cuda/softmax_forward.cu"
 __global__ void softmax_forward_online_kernel1(float* out, const float* inp, int N, int C) {
     const int row = blockIdx.x * blockDim.x + threadIdx.x;
     if (row >= N) return;
@@ -320,12 +320,12 @@ __global__ void softmax_forward_online_kernel1(float* out, const float* inp, int
 }
 #endif
 #if defined(SLICE_softmax_forward_online_kernel2) || defined(SLICE_softmax_forward_online_kernel8)
-#line 207 "dev/cuda/softmax_forward.cu"
+#line 210 "dev/cuda/softmax_forward.cu"
 struct __align__(8) SumMax {
     float total;
     float top;
 };
-#line 213 "dev/cuda/softmax_forward.cu"
+#line 216 "dev/cuda/softmax_forward.cu"
 __device__ __forceinline__ SumMax reduce_sum_max_op(SumMax a, SumMax b) {
     const float top = fmaxf(a.top, b.top);
     const float of_a = a.top == top ? a.total : a.total * expf(a.top - top);
@@ -334,7 +334,7 @@ __device__ __forceinline__ SumMax reduce_sum_max_op(SumMax a, SumMax b) {
 }
 #endif
 #if defined(SLICE_softmax_forward_online_kernel2)
-#line 220 "dev/cuda/softmax_forward.cu"
+#line 223 "dev/cuda/softmax_forward.cu"
 __global__ void softmax_forward_online_kernel2(float* out, const float* inp, int N, int C) {
     cg::thread_block block = cg::this_thread_block();
     cg::thread_block_tile<32> warp = cg::tiled_partition<32>(block);
@@ -350,7 +350,7 @@ __global__ void softmax_forward_online_kernel2(float* out, const float* inp, int
 }
 #endif
 #if defined(SLICE_softmax_forward_kernel7)
-#line 235 "dev/cuda/softmax_forward.cu"
+#line 238 "dev/cuda/softmax_forward.cu"
 __global__ void softmax_forward_kernel7(float* out, const float* inp, int N, int C) {
     extern __shared__ __align__(16) float staged[];
     const int row = blockIdx.x;
@@ -387,7 +387,7 @@ __global__ void softmax_forward_kernel7(float* out, const float* inp, int N, int
 }
 #endif
 #if defined(SLICE_softmax_forward_online_kernel8)
-#line 272 "dev/cuda/softmax_forward.cu"
+#line 275 "dev/cuda/softmax_forward.cu"
 __global__ void softmax_forward_online_kernel8(float* out, const float* inp, int N, int C) {
     const int lane = threadIdx.x % 32;
     const int warps = blockDim.x / 32;

@@ -62,7 +62,7 @@ softmax_forward_kernel3 = Kernel(
         Param("N", "int"),
         Param("C", "int"),
     ],
-    origin="dev/cuda/softmax_forward.cu:149",
+    origin="dev/cuda/softmax_forward.cu:151",
 )
 
 softmax_forward_kernel4 = Kernel(
@@ -74,7 +74,7 @@ softmax_forward_kernel4 = Kernel(
         Param("N", "int"),
         Param("C", "int"),
     ],
-    origin="dev/cuda/softmax_forward.cu:166",
+    origin="dev/cuda/softmax_forward.cu:169",
 )
 
 softmax_forward_online_kernel1 = Kernel(
@@ -86,7 +86,7 @@ softmax_forward_online_kernel1 = Kernel(
         Param("N", "int"),
         Param("C", "int"),
     ],
-    origin="dev/cuda/softmax_forward.cu:191",
+    origin="dev/cuda/softmax_forward.cu:194",
 )
 
 softmax_forward_online_kernel2 = Kernel(
@@ -98,7 +98,7 @@ softmax_forward_online_kernel2 = Kernel(
         Param("N", "int"),
         Param("C", "int"),
     ],
-    origin="dev/cuda/softmax_forward.cu:220",
+    origin="dev/cuda/softmax_forward.cu:223",
 )
 
 softmax_forward_kernel7 = Kernel(
@@ -110,7 +110,7 @@ softmax_forward_kernel7 = Kernel(
         Param("N", "int"),
         Param("C", "int"),
     ],
-    origin="dev/cuda/softmax_forward.cu:235",
+    origin="dev/cuda/softmax_forward.cu:238",
 )
 
 softmax_forward_online_kernel8 = Kernel(
@@ -122,7 +122,7 @@ softmax_forward_online_kernel8 = Kernel(
         Param("N", "int"),
         Param("C", "int"),
     ],
-    origin="dev/cuda/softmax_forward.cu:272",
+    origin="dev/cuda/softmax_forward.cu:275",
 )
 
 
@@ -140,7 +140,7 @@ def ceil_div_(dividend: int, divisor: int) -> int:
         Param("C", "int"),
         Param("block_size", "int"),
     ],
-    origin="dev/cuda/softmax_forward.cu:306",
+    origin="dev/cuda/softmax_forward.cu:309",
 )
 def softmax_forward1(plan: Plan, out: Pointer, inp: Pointer, N: int, C: int, block_size: int) -> None:
     """Launch `softmax_forward_kernel1<<<ceil_div(N, block_size), block_size>>>`."""
@@ -155,7 +155,7 @@ def softmax_forward1(plan: Plan, out: Pointer, inp: Pointer, N: int, C: int, blo
         Param("C", "int"),
         Param("block_size", "int"),
     ],
-    origin="dev/cuda/softmax_forward.cu:311",
+    origin="dev/cuda/softmax_forward.cu:314",
 )
 def softmax_forward2(plan: Plan, out: Pointer, inp: Pointer, N: int, C: int, block_size: int) -> None:
     """Launch `softmax_forward_kernel2<<<N, block_size, smem>>>`."""
@@ -171,7 +171,7 @@ def softmax_forward2(plan: Plan, out: Pointer, inp: Pointer, N: int, C: int, blo
         Param("C", "int"),
         Param("block_size", "int"),
     ],
-    origin="dev/cuda/softmax_forward.cu:317",
+    origin="dev/cuda/softmax_forward.cu:320",
 )
 def softmax_forward3(plan: Plan, out: Pointer, inp: Pointer, N: int, C: int, block_size: int) -> None:
     """Launch `softmax_forward_kernel3<<<N, block_size>>>`."""
@@ -187,7 +187,7 @@ def softmax_forward3(plan: Plan, out: Pointer, inp: Pointer, N: int, C: int, blo
         Param("C", "int"),
         Param("block_size", "int"),
     ],
-    origin="dev/cuda/softmax_forward.cu:323",
+    origin="dev/cuda/softmax_forward.cu:326",
 )
 def softmax_forward4(plan: Plan, out: Pointer, inp: Pointer, N: int, C: int, block_size: int) -> None:
     """Launch `softmax_forward_kernel4<<<N, block_size, 2 * warps * sizeof(float)>>>`."""
@@ -204,7 +204,7 @@ def softmax_forward4(plan: Plan, out: Pointer, inp: Pointer, N: int, C: int, blo
         Param("C", "int"),
         Param("block_size", "int"),
     ],
-    origin="dev/cuda/softmax_forward.cu:330",
+    origin="dev/cuda/softmax_forward.cu:333",
 )
 def softmax_forward_online1(plan: Plan, out: Pointer, inp: Pointer, N: int, C: int, block_size: int) -> None:
     """Launch `softmax_forward_online_kernel1<<<ceil_div(N, block_size), block_size>>>`."""
@@ -219,7 +219,7 @@ def softmax_forward_online1(plan: Plan, out: Pointer, inp: Pointer, N: int, C: i
         Param("C", "int"),
         Param("block_size", "int"),
     ],
-    origin="dev/cuda/softmax_forward.cu:335",
+    origin="dev/cuda/softmax_forward.cu:338",
 )
 def softmax_forward_online2(plan: Plan, out: Pointer, inp: Pointer, N: int, C: int, block_size: int) -> None:
     """Launch `softmax_forward_online_kernel2<<<ceil_div(N, rows_per_block), block_size>>>`."""
@@ -236,7 +236,7 @@ def softmax_forward_online2(plan: Plan, out: Pointer, inp: Pointer, N: int, C: i
         Param("C", "int"),
         Param("block_size", "int"),
     ],
-    origin="dev/cuda/softmax_forward.cu:342",
+    origin="dev/cuda/softmax_forward.cu:345",
 )
 def softmax_forward7(plan: Plan, out: Pointer, inp: Pointer, N: int, C: int, block_size: int) -> None:
     """Launch `softmax_forward_kernel7<<<N, block_size, smem>>>`."""
@@ -257,7 +257,7 @@ def softmax_forward7(plan: Plan, out: Pointer, inp: Pointer, N: int, C: int, blo
         Param("C", "int"),
         Param("block_size", "int"),
     ],
-    origin="dev/cuda/softmax_forward.cu:355",
+    origin="dev/cuda/softmax_forward.cu:358",
 )
 def softmax_forward_online8(plan: Plan, out: Pointer, inp: Pointer, N: int, C: int, block_size: int) -> None:
     """Launch `softmax_forward_online_kernel8<<<blocks, block_size>>>`."""
@@ -278,7 +278,7 @@ def softmax_forward_online8(plan: Plan, out: Pointer, inp: Pointer, N: int, C: i
         Param("C", "int"),
         Param("block_size", "int"),
     ],
-    origin="dev/cuda/softmax_forward.cu:365",
+    origin="dev/cuda/softmax_forward.cu:368",
 )
 def softmax_forward(plan: Plan, kernel_num: int, out: Pointer, inp: Pointer, N: int, C: int, block_size: int) -> None:
     """Call the launcher that the arguments choose."""

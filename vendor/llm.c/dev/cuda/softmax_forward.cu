@@ -111,13 +111,15 @@ __global__ void softmax_forward_kernel2(float* out, const float* inp, int N, int
 // Packets that a lane of the kernel below keeps: 32 lanes have a row of up to 1024 floats among them.
 #define PACKETS_OF_LANE 8
 
-// A row of whole packets that a warp can keep, so that it is read once.
+// A row of whole packets that a warp can keep, so that it is read once. Aligned says that they move in one piece each: what
+// is computed does not depend on it, to the last bit.
+template<bool Aligned>
 __device__ inline void softmax_of_kept_row(float* p, const float* x, int C) {
     f128 row[PACKETS_OF_LANE];
     #pragma unroll
     for (int i = 0; i < PACKETS_OF_LANE; ++i) {
         const int c = (i * WARP_SIZE + threadIdx.x) * f128::size;
-        if (c < C) row[i] = load128(x + c);
+        if (c < C) row[i] = load_packet<Aligned>(x + c, C - c);
         else row[i] = f128::constant(-INFINITY);
     }
     float top = -INFINITY, total = 0.0f;
@@ -141,7 +143,7 @@ __device__ inline void softmax_of_kept_row(float* p, const float* x, int C) {
         const int c = (i * WARP_SIZE + threadIdx.x) * f128::size;
         #pragma unroll
         for (int k = 0; k < f128::size; ++k) row[i][k] *= scale;
-        if (c < C) store128(p + c, row[i]);
+        if (c < C) store_packet<Aligned>(p + c, row[i], C - c);
     }
 }
 
@@ -149,9 +151,10 @@ __device__ inline void softmax_of_kept_row(float* p, const float* x, int C) {
 __global__ void softmax_forward_kernel3(float* out, const float* inp, int N, int C) {
     if (blockIdx.x >= (unsigned int)N) return;
     const size_t begin = blockIdx.x * (size_t)C, end = begin + C;
-    const bool whole = C % f128::size == 0 && is_aligned128(inp) && is_aligned128(out);
-    if (whole && C <= PACKETS_OF_LANE * WARP_SIZE * f128::size) {
-        softmax_of_kept_row(out + begin, inp + begin, C);
+    if (C % f128::size == 0 && C <= PACKETS_OF_LANE * WARP_SIZE * f128::size) {
+        const bool aligned = is_aligned128(inp) && is_aligned128(out);
+        if (aligned) softmax_of_kept_row<true>(out + begin, inp + begin, C);
+        else softmax_of_kept_row<false>(out + begin, inp + begin, C);
         return;
     }
     float top = -INFINITY, total = 0.0f;
