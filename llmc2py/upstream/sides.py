@@ -13,6 +13,7 @@ from llmc2py.drift.compare import compare
 from llmc2py.drift.snapshot import Snapshot, is_package, snapshot_of_files, snapshot_of_package
 from llmc2py.results import Request, generate
 from llmc2py.revisions import tree_at
+from llmc2py.upstream.narrowing import check_globs, concerns, narrowed
 
 
 @dataclass(frozen=True)
@@ -28,18 +29,22 @@ class Difference:
 def difference(old: str, new: str, catalogs: Sequence[pathlib.Path] = (), only: Sequence[str] = ()) -> Difference:
     """Compare two sides, each ``PATH`` or ``PATH@REV``: a folder of sources or a package.
 
-    A package that was generated from a part of its source is compared with that part. Raises UsageError where a side
-    cannot be read.
+    A package that was generated from a part of its source is compared with that part. ``only`` are globs on
+    layers, ops, source files and kernels: of both sides what they name is compared. Raises UsageError where a side
+    cannot be read, or a glob names nothing of either.
     """
     with contextlib.ExitStack() as stack:
         folders = [stack.enter_context(_folder(side)) for side in (old, new)]
         packages = [snapshot_of_package(folder, side) if is_package(folder) else None
                     for folder, side in zip(folders, (old, new), strict=True)]  # fmt: skip
-        if not only:
-            only = next((one.options.get("only", []) for one in packages if one is not None), [])
-        before, said = _side(old, folders[0], packages[0], catalogs, only)
-        after, found = _side(new, folders[1], packages[1], catalogs, only)
+        part: Sequence[str] = next((one.options.get("only", []) for one in packages if one is not None), [])
+        before, said = _side(old, folders[0], packages[0], catalogs, part)
+        after, found = _side(new, folders[1], packages[1], catalogs, part)
         news = tuple(item for item in found if item not in said)
+        if only:
+            check_globs((before, after), only)
+            before, after = narrowed(before, only), narrowed(after, only)
+            news = tuple(item for item in news if concerns(item, after))
         return Difference(old, new, compare(before, after), news)
 
 
