@@ -12,7 +12,6 @@ import numpy as np
 
 from llmc2py.runtime.arrays import Place, is_array, moved, place_of
 from llmc2py.runtime.autograd import FLOATING, Tensor
-from llmc2py.runtime.cuda.device import usable_cupy
 from llmc2py.runtime.dtypes import PRECISIONS
 from llmc2py.runtime.interop import as_array
 from llmc2py.runtime.signatures import SignatureOf
@@ -348,6 +347,8 @@ def _target(like: Any, dtype: Any, callee: str) -> tuple[Place | None, np.dtype[
             raise TypeError(f"{like!r} is no place; it is an array, 'cpu', 'cuda' or 'cuda:1'")
         place = Place(backend, int(device or 0))
         if backend == "cuda":
+            from llmc2py.runtime.cuda.device import usable_cupy
+
             usable_cupy(place.device)
         return place, wanted
     data = like.data if isinstance(like, Tensor) else as_array(like, "like", callee)
