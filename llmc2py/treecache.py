@@ -30,6 +30,9 @@ UNITS = Shelf("units", 256 << 20)
 #: Units that this process has had, by key, the latest at the end.
 _RECENT: dict[str, ReadUnit] = {}
 _RECENT_LIMIT = 256
+#: Declarations and bodies that this process has read: a tree that is another version of one before has most of them.
+_SHARED = ReadCache()
+_SHARED_LIMIT = 8_000
 #: Trees that are read between two looks for garbage.
 _TREES_BETWEEN = 8
 _trees_read = itertools.count(1)
@@ -66,7 +69,10 @@ class _Units:
     def __init__(self, root: pathlib.Path) -> None:
         self.root = root
         self._keys = UnitKeys(root)
-        self._cache = ReadCache()
+        for known in (_SHARED.items, _SHARED.bodies):
+            if len(known) > _SHARED_LIMIT:
+                known.clear()
+        self._cache = ReadCache(items=_SHARED.items, bodies=_SHARED.bodies)
 
     def read_ahead(self, paths: Sequence[pathlib.Path]) -> None:
         """Read what is not in the cache into it, in several processes where there is enough of it."""

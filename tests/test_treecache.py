@@ -208,6 +208,19 @@ def test_the_cache_keeps_what_was_used_last(tree, tmp_path):
     assert [shelf.load(f"key{number}") is not None for number in range(4)] == [True, False, True, True]
 
 
+@pytest.mark.parametrize("lines", [3, 20])
+def test_versions_of_a_tree_share_only_what_stands_where_it_stood(tree, reads, lines):
+    def version(number):
+        left_out = "#if 0\n" + "no code\n" * number + "#endif\n"
+        return f"void helper(float* out) {{}}\n__global__ void mark(float* out) {{\n{left_out}    helper(out);\n}}\n"
+
+    for number in (lines, lines + 4, lines):
+        (tree / "fill.cu").write_text(version(number))
+        read(tree, reads)
+        (complaint,) = read_tree_once(tree).diagnostics
+        assert (complaint.span.file, complaint.span.line) == ("fill.cu", 5 + number)
+
+
 def test_processes_share_the_cache(tree, tmp_path):
     code = (
         "import pathlib; from llmc2py import treecache; treecache._WORTH_KEEPING = -1\n"

@@ -21,7 +21,10 @@ from llmc2py.ir.statements import Body
 
 @dataclass
 class ReadCache:
-    """What the files of one tree share: texts, expanded headers, the items of headers and bodies of functions there."""
+    """What the files of one tree share: texts, expanded headers, the items of headers and bodies of functions there.
+
+    ``items`` and ``bodies`` are told by their place and text, so that trees may share them as well.
+    """
 
     texts: dict[pathlib.Path, str] = field(default_factory=dict)
     headers: HeaderCache = field(default_factory=dict)

@@ -42,6 +42,11 @@ class SyntaxTree:
             known = self._spans[place] = self.file.span(place.row, place.column)
         return known
 
+    def is_whole(self, node: Node) -> bool:
+        """Whether the lines of a node stand in one file one below the other: its begin then tells where each stands."""
+        first, last = (self.file.span(point.row) for point in (node.start_point, node.end_point))
+        return first.file == last.file and last.line - first.line == node.end_point.row - node.start_point.row
+
 
 def parse(file: PreprocessedText) -> SyntaxTree:
     """Parse preprocessed CUDA C++; unreadable places become error nodes."""

@@ -100,7 +100,9 @@ class UnitReader:
         known = self._known.get(key)
         if known is None:
             header = read_function_header(self.tree, declaration)
-            known = self._known[key] = read_item(self.tree, declaration, order, header), header
+            known = read_item(self.tree, declaration, order, header), header
+            if self.tree.is_whole(declaration.node):
+                self._known[key] = known
         item, header = known
         return (item if item.order == order else replace(item, order=order)), header
 
@@ -212,7 +214,7 @@ class UnitReader:
 
     def _body(self, node: Node | None) -> Body:
         """Return the body of a host function; one in a header is read once, however many units include it."""
-        if node is None or node.has_error:
+        if node is None or node.has_error or not self.tree.is_whole(node):
             return with_launches(self.statements.read_body(node))
         key = (self.tree.span(node), self.tree.text(node))
         if key not in self._bodies:
