@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from llmc2py.frontend.accesses import Access
 from llmc2py.frontend.alignment import Widths
 from llmc2py.frontend.declarations import declared, read_type
 from llmc2py.frontend.items import Function
 from llmc2py.frontend.syntax import MissingPartError, Node, SyntaxTree, child, first, named, walk
-from llmc2py.ir.library import Intent
 from llmc2py.ir.types import CType
 
 _LOADS = re.compile(r"^__ld(g|cs|cg|ca|lu|cv)$")
@@ -37,40 +37,6 @@ _WATCHED = frozenset(
         "subscript_expression",
     }
 )
-
-
-@dataclass
-class Access:
-    """What is known of one pointer parameter."""
-
-    reads: bool = False
-    writes: bool = False
-    accumulates: bool = False
-    width: int = 0
-    nullable: bool = False
-    tests_alignment: bool = False
-
-    @property
-    def intent(self) -> Intent:
-        if self.accumulates and not self.writes:
-            return Intent.ACCUMULATE
-        if self.writes or self.accumulates:
-            return Intent.INOUT if self.reads or self.accumulates else Intent.OUT
-        return Intent.IN if self.reads else Intent.UNUSED
-
-    def merge(self, other: Access) -> None:
-        """Add what another place does with the same memory."""
-        self.reads |= other.reads
-        self.writes |= other.writes
-        self.accumulates |= other.accumulates
-        self.width = max(self.width, other.width)
-        self.tests_alignment |= other.tests_alignment
-        self.nullable |= other.nullable
-
-    @property
-    def alignment(self) -> int:
-        """The bytes that the memory must be aligned to; code that looks at the address itself takes any."""
-        return 0 if self.tests_alignment else self.width
 
 
 @dataclass
