@@ -6,7 +6,7 @@ import pathlib
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from llmc2py import listing
@@ -29,6 +29,8 @@ Progress = Callable[[int, int, "CompileRow"], None]
 _CPU = "cpu"
 _UNSAID = "is left out, and no diagnostic says why"
 _UNREADABLE = re.compile(r"reference (?P<name>\w+) cannot be read: (?P<reason>.*)", re.DOTALL)
+# What compilers' messages begin with: the kernel, and how it was compiled.
+_HEAD = re.compile(r"kernel .* does not compile.*:\n")
 # A slice that lacks something fails with these, whatever the source is like.
 _LACKING = re.compile(r"undefined|not declared|Unresolved extern|does not name a type|cannot open|No such file")
 
@@ -59,7 +61,8 @@ def report(
     -------
     dict
         ``kernels``, ``launchers`` and ``references`` with one record each, ``totals`` of them and of ``launch_sites``,
-        ``diagnostics``, and under ``unexplained`` a line for everything that is not accounted for.
+        ``diagnostics``, and under ``unexplained`` a line for everything that is not accounted for. A kernel that knows
+        no precision (``fixed``) has one outcome for each target, under "float32"; in totals it counts for each.
     """
     targets = [*architectures, _CPU] if compiles else []
     rows = _compiled(made, architectures, precisions, progress) if compiles else []
@@ -132,11 +135,17 @@ def _kernel(
     precisions: Sequence[str],
 ) -> Record:
     kernel, record = listed
-    allowed = conditions.precisions_of(kernel.conditions)
+    fixed = not knows_precision(kernel)
+    allowed = ("float32",) if fixed else conditions.precisions_of(kernel.conditions)
+    reason = _reason(made, kernel, record)
     home = (record["module"] or "").replace("/", ".")
     own = [row for row in rows if row.module == home and row.kernel.split("<")[0] == kernel.name]
     compiled = {
-        target: {precision: _outcome(own, target, precision) for precision in precisions if precision in allowed}
+        target: {
+            precision: _outcome(own, target, precision, reason)
+            for precision in (allowed if fixed else precisions)
+            if precision in allowed
+        }
         for target in targets
     }
     _refuse(compiled, allowed)
@@ -149,17 +158,26 @@ def _kernel(
         "module": record["module"],
         "found": True,
         "sliced": kernel.slice is not None,
+        "fixed": fixed,
         "allowed": list(allowed),
         "compiled": compiled,
-        "reason": _reason(made, kernel, record),
+        "reason": reason,
+        "remarks": _remarks(compiled, reason, fixed=fixed),
     }
 
 
-def _outcome(rows: Iterable[CompileRow], target: str, precision: str) -> Record:
-    """Return how a kernel fared; one that no precision changes was compiled once, as float32."""
-    own = [row for row in rows if row.target == target]
-    known = {row.precision for row in own}
-    here = [row for row in own if row.precision == (precision if known - {"float32"} else "float32")]
+def knows_precision(kernel: Kernel) -> bool:
+    """Whether a kernel is another one in each precision: by ``floatX``, a condition, or a type as template argument."""
+    if kernel.slice is None or any(one.kind == "type" for one in kernel.template):
+        return True
+    if kernel.slice.uses_precision and len(kernel.precisions) < len(ALL_PRECISIONS):
+        return True
+    return any("floatX" in item.uses and "floatX" not in item.defines for item in kernel.slice.items)
+
+
+def _outcome(rows: Iterable[CompileRow], target: str, precision: str, reason: str | None) -> Record:
+    """Return how a kernel fared; ``reason`` is why it is not in the package, so that nothing was compiled."""
+    here = [row for row in rows if row.target == target and row.precision == precision]
     tried = [row for row in here if not row.skipped]
     bad = next((row for row in tried if not row.ok), None)
     status = "failed" if bad is not None else "ok" if tried else "skipped"
@@ -168,8 +186,35 @@ def _outcome(rows: Iterable[CompileRow], target: str, precision: str) -> Record:
         "status": status,
         "instances": [row.kernel for row in tried],
         "seconds": round(sum(row.seconds for row in tried), 3),
-        "detail": "" if why is None else why.detail.strip(),
+        "detail": why.detail.strip() if why is not None else "" if tried else reason or "",
     }
+
+
+def _remarks(compiled: dict[str, dict[str, Record]], reason: str | None, *, fixed: bool) -> list[str]:
+    """Return what there is to say of a kernel beside its failures: each reason once, with all that it is for."""
+    found = [f"left out: {reason}"] if reason is not None else []
+    for status in ("refused", "skipped"):
+        found += [
+            f"{status} ({places}): {' '.join(detail.split())[:300]}"
+            for detail, places in _by_detail(compiled, status, fixed=fixed)
+            if detail != reason
+        ]
+    return found
+
+
+def _by_detail(compiled: dict[str, dict[str, Record]], status: str, *, fixed: bool) -> Iterator[tuple[str, str]]:
+    """Yield what was said of a kernel's outcomes, each once, with the precisions and targets that it was said of."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for target, outcomes in compiled.items():
+        for precision, one in outcomes.items():
+            if one["status"] == status:
+                detail = _HEAD.sub("", one["detail"], count=1)
+                found.setdefault(detail, {}).setdefault(target, []).append(precision)
+    for detail, places in found.items():
+        alike: dict[str, list[str]] = {}
+        for target, precisions in places.items():
+            alike.setdefault("" if fixed else f"{', '.join(precisions)} for ", []).append(target)
+        yield detail, "; ".join(f"{which}{', '.join(targets)}" for which, targets in alike.items())
 
 
 def _refuse(compiled: dict[str, dict[str, Record]], allowed: Sequence[str]) -> None:
@@ -206,11 +251,12 @@ def _kernel_totals(
 ) -> Record:
     totals: Record = {"found": len(kernels), "sliced": sum(item["sliced"] for item in kernels)}
     for precision in precisions:
-        totals[f"allowed_{precision}"] = sum(precision in item["allowed"] for item in kernels)
+        totals[f"allowed_{precision}"] = sum(item["fixed"] or precision in item["allowed"] for item in kernels)
     for target in targets:
         for precision in precisions if target in architectures else ():
             totals[f"compiled_{target}_{precision}"] = sum(
-                item["compiled"][target].get(precision, {}).get("status") == "ok" for item in kernels
+                item["compiled"][target].get("float32" if item["fixed"] else precision, {}).get("status") == "ok"
+                for item in kernels
             )
         if target == _CPU:
             totals[f"compiled_{target}"] = sum(_is_compiled(item["compiled"][target]) for item in kernels)
@@ -296,14 +342,9 @@ def _unexplained(
     for item in kernels:
         if item["reason"] == _UNSAID:
             lines.append(f"{item['file']}:{item['line']}: kernel {item['name']}: {_UNSAID}")
-        failed = [
-            (one["detail"], f"({precision}, {target})")
-            for target, outcomes in item["compiled"].items()
-            for precision, one in outcomes.items()
-            if one["status"] == "failed"
+        lines += [
+            f"{item['file']}:{item['line']}: kernel {item['name']} ({places}): {detail}"
+            for detail, places in _by_detail(item["compiled"], "failed", fixed=item["fixed"])
         ]
-        for detail in dict.fromkeys(detail for detail, _ in failed):
-            places = " ".join(place for told, place in failed if told == detail)
-            lines.append(f"{item['file']}:{item['line']}: kernel {item['name']} {places}: {detail}")
     lines += [f"{item['reason']} ({item['name']})" for item in references if not item["usable"]]
     return lines

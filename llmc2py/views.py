@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from llmc2py.runtime.environment import Finding
     from llmc2py.verify.report import VerifyRow
 
+#: Kernels of which one thing is not said one by one.
+_MANY = 8
+
 
 def show_diagnostics(diagnostics: Iterable[Diagnostic]) -> None:
     """Write diagnostics to the standard error as ``file:line:col: severity: message``."""
@@ -216,9 +219,7 @@ def show_report(record: Record) -> None:
         ("kernel", "place", "sliced", *targets, "parameters"),
         [_kernel_row(item, targets, record["precisions"]) for item in record["kernels"]],
     )
-    for item in record["kernels"]:
-        for reason in dict.fromkeys(_remarks(item)):
-            write(f"{_place(item)}: {item['name']}: {reason}")
+    _show_remarks(record["kernels"])
     write()
     write_table(
         ("launcher", "place", "launch sites", "status", "reason"),
@@ -241,6 +242,9 @@ def _kernel_row(item: Record, targets: Sequence[str], precisions: Sequence[str])
     cells = []
     for target in targets:
         outcomes = item["compiled"][target]
+        if item["fixed"]:
+            cells.append(outcomes["float32"]["status"])
+            continue
         done = [name for name in precisions if outcomes.get(name, {}).get("status") == "ok"]
         other = [f"{name} {one['status']}" for name, one in outcomes.items() if one["status"] != "ok"]
         cells.append("ok" if len(done) == len(precisions) else ", ".join([*done, *other]) or "-")
@@ -248,13 +252,18 @@ def _kernel_row(item: Record, targets: Sequence[str], precisions: Sequence[str])
     return item["name"], _place(item), "yes" if item["sliced"] else "NO", *cells, parameters
 
 
-def _remarks(item: Record) -> Iterable[str]:
-    if item["reason"] is not None:
-        yield f"left out: {item['reason']}"
-    for target, outcomes in item["compiled"].items():
-        for precision, one in outcomes.items():
-            if one["status"] != "ok":
-                yield f"{one['status']} in {precision} for {target}: {' '.join(one['detail'].split())[:300]}"
+def _show_remarks(kernels: Sequence[Record]) -> None:
+    """Write what there is to say of kernels that are left out or not compiled: what holds for many of them once."""
+    said: dict[str, list[Record]] = {}
+    for item in kernels:
+        for remark in item["remarks"]:
+            said.setdefault(remark, []).append(item)
+    for remark, items in said.items():
+        if len(items) > _MANY:
+            write(f"{len(items)} kernels: {remark}")
+            continue
+        for item in items:
+            write(f"{_place(item)}: {item['name']}: {remark}")
 
 
 def _launcher_row(item: Record) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from llmc2py.cli import cli
 from llmc2py.runtime.errors import ToolMissingError
 from llmc2py.verify import compile_check
+from llmc2py.verify.packages import load_package
 
 SOURCE = """\
 #include <stdlib.h>
@@ -145,8 +146,88 @@ def test_a_kernel_that_does_not_compile_is_not_accounted_for(source, without_nvr
     assert code == 1
     assert named(record["kernels"], "scale")["compiled"]["cpu"]["float32"]["status"] == "failed"
     (line,) = record["unexplained"]
-    assert line.startswith(f"scale.cu:{line_of('void scale(')}: kernel scale (float32, cpu): ")
+    assert line.startswith(f"scale.cu:{line_of('void scale(')}: kernel scale (float32 for cpu): ")
     assert "oops" in line
+
+
+# A file that knows no precision: kernels that fail, that no launcher instantiates, that Python cannot call.
+PLAIN = """\
+__global__ void fine(float* out) { out[0] = 1; }
+__global__ void halves(half* out) { out[0] = 1; }
+__global__ void broken(float* out) { out[0] = oops; }
+template <class T> __global__ void open(T* out) { out[0] = nothing; }
+template <int N> __global__ void sized(float* out) { out[N] = 0; }
+struct Pair { int a, b; };
+__global__ void taking(float* out, Pair pair) { out[0] = pair.a; }
+"""
+
+
+@pytest.fixture
+def plain(tmp_path, without_nvrtc):
+    (tmp_path / "plain.cu").write_text(PLAIN)
+    code, record = report_of(tmp_path)
+    assert code == 1
+    return record
+
+
+def test_a_kernel_that_knows_no_precision_has_one_outcome(plain):
+    for name, status in (("fine", "ok"), ("broken", "failed"), ("sized", "skipped")):
+        kernel = named(plain["kernels"], name)
+        assert (kernel["fixed"], kernel["allowed"]) == (True, ["float32"])
+        assert {target: list(by) for target, by in kernel["compiled"].items()} == {
+            "sm_90": ["float32"],
+            "cpu": ["float32"],
+        }
+        assert kernel["compiled"]["cpu"]["float32"]["status"] == status
+    kernel = named(plain["kernels"], "open")
+    assert (kernel["fixed"], list(kernel["compiled"]["cpu"])) == (False, ["float32", "float16", "bfloat16"])
+    totals = plain["totals"]["kernels"]
+    assert [totals[f"allowed_{one}"] for one in ("float32", "float16", "bfloat16")] == [6, 6, 6]
+    assert (totals["compiled_cpu"], totals["failed"], totals["skipped"]) == (2, 2, 6)
+
+
+def test_it_has_so_whatever_precision_is_asked_for(tmp_path, without_nvrtc):
+    (tmp_path / "plain.cu").write_text(PLAIN.splitlines()[0] + "\n")
+    code, record = report_of(tmp_path, "--precision", "bfloat16")
+    assert code == 0
+    assert record["kernels"][0]["compiled"]["cpu"]["float32"]["status"] == "ok"
+    assert record["totals"]["kernels"]["compiled_cpu"] == 1
+
+
+def test_each_failure_is_told_once(plain):
+    first, *others = plain["unexplained"]
+    assert first.startswith("plain.cu:3: kernel broken (cpu): plain.cu:3:")
+    assert [one.split(": plain.cu")[0] for one in others] == [
+        "plain.cu:4: kernel open (float32, float16, bfloat16 for cpu)"
+    ]
+    assert named(plain["kernels"], "broken")["remarks"] == ["skipped (sm_90): no NVRTC here"]
+
+
+def test_what_is_skipped_has_a_reason(plain):
+    outcomes = [
+        (kernel, one) for kernel in plain["kernels"] for by in kernel["compiled"].values() for one in by.values()
+    ]
+    skipped = [(kernel["name"], one["detail"]) for kernel, one in outcomes if one["status"] == "skipped"]
+    assert {name for name, _ in skipped} == {"fine", "halves", "broken", "open", "sized", "taking"}
+    assert all(detail for _, detail in skipped)
+    (taking,) = named(plain["kernels"], "taking")["remarks"]
+    assert taking == "left out: " + named(plain["kernels"], "taking")["reason"]
+    assert "skipped (sm_90, cpu): no launcher gives its template arguments" in named(plain["kernels"], "sized")["remarks"]
+
+
+def test_the_table_has_a_word_for_a_kernel_that_knows_no_precision(tmp_path, without_nvrtc):
+    (tmp_path / "plain.cu").write_text(PLAIN)
+    lines = run(tmp_path).stdout.splitlines()
+    assert ["broken", "plain.cu:3", "yes", "skipped", "failed", "out:", "out"] in [line.split() for line in lines]
+    assert sum("oops" in line for line in lines) == 1
+
+
+def test_many_kernels_of_one_remark_are_told_together(tmp_path, without_nvrtc):
+    text = "".join(f"__global__ void k{number}(float* out) {{}}\n" for number in range(9))
+    (tmp_path / "many.cu").write_text(text)
+    lines = run(tmp_path).stdout.splitlines()
+    assert "9 kernels: skipped (sm_90): no NVRTC here" in lines
+    assert sum("no NVRTC" in line for line in lines) == 1
 
 
 def test_what_every_compiler_refuses_in_a_precision_is_the_source_s(source):
@@ -188,4 +269,12 @@ def test_the_vendored_tree_is_accounted_for():
     assert (code, record["unexplained"]) == (0, [])
     totals = record["totals"]
     assert totals["kernels"]["found"] == totals["kernels"]["sliced"] >= 100
+    # What is compiled once is what the compile check compiles once.
+    package = load_package(str(root.parents[1] / "generated"))
+    found = {one.origin: one for module in package.modules() for one in compile_check.kernels_of(module)}
+    fixed = {f"{one['file']}:{one['line']}": one["fixed"] for one in record["kernels"] if one["module"] is not None}
+    assert {place: len(compile_check.precisions_of(found[place])) == 1 for place in fixed if place in found} == {
+        place: is_fixed for place, is_fixed in fixed.items() if place in found
+    }
+    assert len(fixed.keys() & found.keys()) > 90
     assert totals["references"]["found"] == totals["references"]["usable"] >= 20
