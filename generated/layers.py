@@ -85,7 +85,7 @@ class Attention(Layer):
 
 
 class FusedClassifier(Layer):
-    """Mean cross entropy of the softmax of logits; their gradient is made in the same pass.
+    """Mean cross entropy of the softmax of logits; in place, their gradient is made in the same pass.
 
     loss = -mean(log(softmax(logits[..., :V])[targets])) / accumulation, in float32
 
