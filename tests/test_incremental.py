@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import pathlib
 import random
+import subprocess
 import sys
 
 import jinja2
@@ -173,6 +175,16 @@ def test_a_damaged_entry_is_made_again(tree, made):
         for entry in shelf.folder.iterdir():
             entry.write_bytes(b"")
     assert generated(tree, made) == ALL
+
+
+def test_another_process_finds_what_is_kept(tree):
+    code = f"import pathlib; from llmc2py import pipeline; pipeline.generate(pathlib.Path({str(tree)!r}))"
+    kept = []
+    for seed in ("1", "2"):  # of the order of sets
+        subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONHASHSEED": seed})
+        kept.append([sorted(shelf.folder.iterdir()) for shelf in (files.LOWERED, modulecache.MODULES)])
+    assert [len(entries) for entries in kept[0]] == [3, 3]
+    assert kept[0] == kept[1]
 
 
 def test_templates_are_compiled_once(tree, made, monkeypatch):

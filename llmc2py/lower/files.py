@@ -126,7 +126,7 @@ class _FileLowering:
         key = id(versions[0])
         if key not in self.known:
             self.known[key] = None  # what calls itself asks for nothing more
-            self.known[key] = self._lower(versions[0])
+            self._lower(versions[0])
         found = self.known[key]
         return found.asked if isinstance(found, LaunchPlan) else ()
 
