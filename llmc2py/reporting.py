@@ -139,7 +139,7 @@ def _kernel(
     allowed = ("float32",) if fixed else conditions.precisions_of(kernel.conditions)
     reason = _reason(made, kernel, record)
     home = (record["module"] or "").replace("/", ".")
-    own = [row for row in rows if row.module == home and row.kernel.split("<")[0] == kernel.name]
+    own = [row for row in rows if row.module == home and _last_name(row.kernel) == kernel.name]
     compiled = {
         target: {
             precision: _outcome(own, target, precision, reason)
@@ -173,6 +173,11 @@ def knows_precision(kernel: Kernel) -> bool:
     if kernel.slice.uses_precision and len(kernel.precisions) < len(ALL_PRECISIONS):
         return True
     return any("floatX" in item.uses and "floatX" not in item.defines for item in kernel.slice.items)
+
+
+def _last_name(expression: str) -> str:
+    """``a::kernel<float>``: return the kernel."""
+    return expression.split("<")[0].rpartition("::")[2]
 
 
 def _outcome(rows: Iterable[CompileRow], target: str, precision: str, reason: str | None) -> Record:

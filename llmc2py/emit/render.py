@@ -197,6 +197,7 @@ def _kernel(module: ModulePlan, kernel: Kernel) -> dict[str, Any]:
         ],
         "template": _template_params(kernel.template),
         "origin": kernel.span.origin,
+        "namespace": kernel.namespace,
         "precisions": _precisions(kernel),
         "is_wide": kernel.name in module.wide,
         "is_cooperative": kernel.slice is not None and kernel.slice.is_cooperative,

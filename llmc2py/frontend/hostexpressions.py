@@ -6,7 +6,7 @@ import ast
 import re
 
 from llmc2py.frontend.declarations import read_descriptor, type_name
-from llmc2py.frontend.syntax import MissingPartError, Node, SyntaxTree, child, first, named, walk
+from llmc2py.frontend.syntax import MissingPartError, Node, SyntaxTree, child, first, named, unqualified, walk
 from llmc2py.ir import expressions as ir
 from llmc2py.ir.types import CType, canonical_name
 
@@ -216,6 +216,6 @@ class ExpressionReader:
 
 def callee(tree: SyntaxTree, function: Node) -> str:
     """Return the name of what is called, without its template arguments."""
-    if function.type == "template_function":
-        function = child(function, "name")
-    return re.sub(r"\s+", "", tree.text(function).split("<")[0])
+    last = unqualified(function)
+    end = child(last, "name").end_byte if last.type == "template_function" else function.end_byte
+    return re.sub(r"\s+", "", tree.source[function.start_byte : end].decode())

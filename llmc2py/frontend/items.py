@@ -15,7 +15,7 @@ _IDENTIFIERS = frozenset({"identifier", "type_identifier", "namespace_identifier
 _CONDITIONALS = frozenset({"preproc_if", "preproc_ifdef", "preproc_elif", "preproc_elifdef", "preproc_else"})
 _LOCALS = frozenset({"init_declarator", "identifier", "pointer_declarator", "array_declarator"})
 _WORD = re.compile(r"[A-Za-z_]\w*")
-_DEVICE_WORDS = re.compile(r"\b(__device__|__global__|__constant__|constexpr)\b")
+_DEVICE_WORDS = re.compile(r"\b(__device__|__global__|__constant__|__shared__|constexpr)\b")
 _ALIGNMENT = r"(?:__align__|alignas)\s*\(\s*\d+\s*\)\s*"
 _NO_TYPE = CType("")
 _DYNAMIC_SHARED = re.compile(rf"(?:extern\s+__shared__|__shared__\s+extern|extern\s+{_ALIGNMENT}__shared__)\s+")
@@ -35,12 +35,13 @@ class Declaration:
 
 @dataclass(frozen=True)
 class Function:
-    """A function definition, with the declaration that it is in and what was read of it."""
+    """A function definition, with the declaration that it is in, what was read of it, and its namespace."""
 
     node: Node
     declaration: Declaration
     header: FunctionHeader
     item: Item
+    namespace: str
 
 
 def declarations(tree: SyntaxTree) -> list[Declaration]:
@@ -60,7 +61,8 @@ def _flatten(
             yield from _flatten(tree, inner, conditions, (*scopes, 'extern "C"'))
         elif node.type == "namespace_definition":
             name = node.child_by_field_name("name")
-            scope = f"namespace {tree.text(name)}" if name else "namespace"
+            word = "inline namespace" if any(one.type == "inline" for one in node.children) else "namespace"
+            scope = f"{word} {''.join(tree.text(name).split())}" if name else word
             yield from _flatten(tree, child(node, "body").children, conditions, (*scopes, scope))
         elif node.is_named and node.type not in ("comment", "expression_statement", "string_literal"):
             yield _declaration(node, conditions, scopes)
@@ -216,7 +218,10 @@ def _names_used(tree: SyntaxTree, node: Node) -> tuple[frozenset[str], frozenset
 
 
 def _callee(tree: SyntaxTree, function: Node) -> str:
-    if function.type == "template_function":
+    """Return the last name of what is called; "" for what has none, and for what the standard library has."""
+    if function.type == "qualified_identifier" and tree.text(function).startswith("std::"):
+        return ""
+    while function.type in ("template_function", "qualified_identifier"):
         function = child(function, "name")
     return tree.text(function) if function.type == "identifier" else ""
 

@@ -120,6 +120,13 @@ def first(node: Node) -> Node:
     return found[0]
 
 
+def unqualified(node: Node) -> Node:
+    """Return the last part of a qualified name: ``k<float>`` of ``a::b::k<float>``."""
+    while node.type == "qualified_identifier":
+        node = child(node, "name")
+    return node
+
+
 def named(node: Node) -> list[Node]:
     """Return the named children, comments left out."""
     return [item for item in node.named_children if item.type != "comment"]

@@ -10,16 +10,18 @@ from functools import cached_property
 from llmc2py.diagnostics import Diagnostic, Severity
 from llmc2py.frontend.cooperative import with_launches
 from llmc2py.frontend.declarations import FunctionHeader, read_template
+from llmc2py.frontend.functions import Functions
 from llmc2py.frontend.hostcode import StatementReader, launch_sites
 from llmc2py.frontend.intents import IntentAnalysis
 from llmc2py.frontend.items import Declaration, Function, declarations, read_function_header, read_item
 from llmc2py.frontend.launching import CallGraph
 from llmc2py.frontend.losses import lost_kernels, unparsed_places
+from llmc2py.frontend.names import Plainer
 from llmc2py.frontend.preprocess import PreprocessedText
 from llmc2py.frontend.prototypes import Prototypes
 from llmc2py.frontend.scope import ScopeReader
 from llmc2py.frontend.slicer import Slicer
-from llmc2py.frontend.syntax import MissingPartError, Node, SyntaxTree, child, parse, walk
+from llmc2py.frontend.syntax import MissingPartError, Node, SyntaxTree, child, parse, unqualified, walk
 from llmc2py.ir.conditions import precisions_of
 from llmc2py.ir.defaults import literal_default
 from llmc2py.ir.library import (
@@ -54,12 +56,8 @@ class UnitReader:
         self.tree: SyntaxTree = parse(text)
         self.declarations = declarations(self.tree)
         read = [self._read_declaration(declaration, order) for order, declaration in enumerate(self.declarations)]
-        self.items = [item for item, _ in read]
-        self.functions: dict[str, list[Function]] = {}
-        for declaration, (item, header) in zip(self.declarations, read, strict=True):
-            if header is not None and declaration.function is not None:
-                function = Function(declaration.function, declaration, header, item)
-                self.functions.setdefault(header.name, []).append(function)
+        self._found = Functions(self.tree, self.declarations, read)
+        self.items, self.functions = self._found.items, self._found.by_name
         self.scope = ScopeReader(self.tree, self.declarations, self.items)
         self.slicer = Slicer(self.items, text.system_headers)
         self.intents = IntentAnalysis(self.tree, self.functions)
@@ -75,7 +73,7 @@ class UnitReader:
             kernels[kernel.name] = self._one_of(kernels[kernel.name], kernel) if kernel.name in kernels else kernel
         own = [kernel for kernel in kernels.values() if kernel.span.file == self.text.file]
         self.diagnostics += lost_kernels(self.tree, self.declarations, self.items)
-        hosts = self._host_functions()
+        hosts = self._host_functions(self._found.plainer(kernels))
         launching = self._calls.launching(hosts)
         launchers = [item for name in launching for item in hosts[name] if item.span.file == self.text.file]
         scope = Scope(
@@ -132,6 +130,7 @@ class UnitReader:
                 precisions_of(declaration.conditions) if part.uses_precision else ("float32",),
                 header.launch_bounds,
                 None if found else part,
+                function.namespace,
             )
 
     def _passed_functions(self, template: tuple[TemplateParameter, ...]) -> set[str]:
@@ -144,7 +143,9 @@ class UnitReader:
         """The names that are template arguments of calls and launches: ``kernel<function><<<…>>>()``."""
         if b"<<<" not in self.tree.source:
             return set()
-        functions = (child(node, "function") for node in walk(self.tree.root) if node.type == "call_expression")
+        functions = (
+            unqualified(child(node, "function")) for node in walk(self.tree.root) if node.type == "call_expression"
+        )
         lists = [child(one, "arguments") for one in functions if one.type == "template_function"]
         return {self.tree.text(item) for one in lists for item in walk(one) if item.type.endswith("identifier")}
 
@@ -175,7 +176,7 @@ class UnitReader:
         types = ((one, self.scope.resolve(one.type)) for one in parameters)
         return tuple(one if ctype == one.type else replace(one, type=ctype) for one, ctype in types)
 
-    def _host_functions(self) -> dict[str, list[Launcher]]:
+    def _host_functions(self, plainer: Plainer) -> dict[str, list[Launcher]]:
         """Return the host functions by name; bodies are read for those that launch and those that they may call."""
         wanted = self._calls.reached_from_launches()
         found: dict[str, list[Launcher]] = {}
@@ -184,10 +185,10 @@ class UnitReader:
                 words, item = function.header.words, function.item
                 device_only = "__device__" in words and "__host__" not in words
                 if not (item.is_kernel or device_only or (item.is_device and name not in wanted)):
-                    found.setdefault(name, []).append(self._host_function(function, with_body=name in wanted))
+                    found.setdefault(name, []).append(self._host_function(function, plainer, with_body=name in wanted))
         return found
 
-    def _host_function(self, function: Function, *, with_body: bool) -> Launcher:
+    def _host_function(self, function: Function, plainer: Plainer, *, with_body: bool) -> Launcher:
         node, header, declaration = function.node, function.header, function.declaration
         body = self._odd_names(node) or self._body(node.child_by_field_name("body")) if with_body else ()
         return Launcher(
@@ -196,7 +197,7 @@ class UnitReader:
             self._resolved(self._prototypes.completed(header.name, header.parameters)),
             read_template(self.tree, declaration.template) if declaration.template is not None else (),
             declaration.conditions,
-            body,
+            plainer.body(body, function.namespace),
             launch_sites(self.tree, node),
             self.scope.resolve(header.returns),
         )

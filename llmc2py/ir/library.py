@@ -88,7 +88,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A ``__global__`` function."""
+    """A ``__global__`` function; ``namespace`` is what names it from outside, ``a::b``."""
 
     name: str
     span: SourceSpan
@@ -98,6 +98,7 @@ class Kernel:
     precisions: tuple[str, ...]
     launch_bounds: tuple[str, ...]
     slice: Slice | None
+    namespace: str = ""
 
     @property
     def kind(self) -> str:

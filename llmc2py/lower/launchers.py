@@ -117,7 +117,8 @@ class _LauncherLowering(BlockLowering):
 
     def _kernel_symbol(self, node: ex.Expression, name: str) -> str:
         if name not in self.symbols:
-            why = "is left out" if name in self.scope.kernels else "is not in the source that was read"
+            known = name in self.scope.kernels or name.rpartition("::")[2] in self.scope.kernels
+            why = "is left out" if known else "is not in the source that was read"
             raise SourceError(node.span, f"kernel {name} {why}")
         self.kernels[name] = None
         return self.symbols[name]

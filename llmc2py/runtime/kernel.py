@@ -44,7 +44,9 @@ class Instance:
     @property
     def name(self) -> str:
         """The C++ name expression."""
-        return _expression(self.kernel.name, self.binding.template, self.binding.precision)
+        kernel = self.kernel
+        name = f"{kernel.namespace}::{kernel.name}" if kernel.namespace else kernel.name
+        return _expression(name, self.binding.template, self.binding.precision)
 
     @property
     def request(self) -> KernelRequest:
@@ -70,6 +72,7 @@ class Kernel(Uncopied):
     ``wide_indices`` says that the kernel's indices have 64 bits; without it, it is taken to have them
     where it takes a 64-bit integer, and arrays of 2^31 elements are refused otherwise. The source has the kernel in
     ``precisions``; a ``cooperative`` one waits for its whole grid, so that all blocks must fit on the device at once.
+    ``namespace`` is what the source has it in (``a::b``).
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class Kernel(Uncopied):
         params: Sequence[Param],
         *,
         origin: str | None = None,
+        namespace: str = "",
         template: Sequence[TemplateParam] = (),
         selector: str | None = None,
         wide_indices: bool | None = None,
@@ -89,6 +93,7 @@ class Kernel(Uncopied):
         self.name = name
         self.params = tuple(params)
         self.origin = origin
+        self.namespace = namespace
         self.template = tuple(template)
         self.precisions = tuple(precisions)
         self.cooperative = cooperative
@@ -105,7 +110,7 @@ class Kernel(Uncopied):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the declaration: what calls have prepared is of this process."""
-        names = ("origin", "template", "selector", "wide_indices", "precisions", "cooperative")
+        names = ("origin", "namespace", "template", "selector", "wide_indices", "precisions", "cooperative")
         declared = {name: getattr(self, name) for name in names}
         return functools.partial(Kernel, **declared), (self.source, self.name, self.params)
 

@@ -137,7 +137,7 @@ class TemplateParam:
         if self.kind == "bool":
             return c_bool(given, self.name, callee)
         if self.kind == "function":
-            if isinstance(given, str) and given.isidentifier():
+            if isinstance(given, str) and all(part.isidentifier() for part in given.split("::")):
                 return given
             raise TypeError(f"{callee}: template parameter `{self.name}` is {given!r}; it takes a function's name")
         return type_name(given, f"{callee}: template parameter `{self.name}`")

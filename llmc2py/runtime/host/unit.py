@@ -15,6 +15,7 @@ _STATIC_SHARED = re.compile(r"\bstatic\s+(?=__shared__\b)")
 # C++ wants an attribute before the storage class that __shared__ stands for.
 _ALIGNED_SHARED = re.compile(r"\b__shared__(\s+)(alignas\s*\([^()]*(?:\([^()]*\)[^()]*)*\))")
 _NOINLINE = re.compile(r"(?<![\w(])__noinline__\b")
+_BRACE = re.compile(r"(\bnamespace\b[^{};]*|\bextern\s*)?\{|\}")
 _COMMENT_OR_STRING = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL)
 
 
@@ -23,9 +24,15 @@ def dynamic_shared_names(text: str) -> list[str]:
     return sorted({match["name"] for match in _DYNAMIC_SHARED.finditer(text)})
 
 
-def _brace_depth(text: str) -> int:
-    code = _COMMENT_OR_STRING.sub("", text)
-    return code.count("{") - code.count("}")
+def _is_in_braces(text: str) -> bool:
+    """Whether what follows stands in a function or class; the braces of namespaces do not count."""
+    opened: list[bool] = []
+    for brace in _BRACE.finditer(_COMMENT_OR_STRING.sub("", text)):
+        if brace[0] != "}":
+            opened.append(brace[1] is None)
+        elif opened:
+            opened.pop()
+    return any(opened)
 
 
 def host_text(text: str) -> str:
@@ -33,7 +40,7 @@ def host_text(text: str) -> str:
 
     def declare(match: re.Match[str]) -> str:
         element, name = match["type"].strip(), match["name"]
-        if _brace_depth(text[: match.start()]) == 0:
+        if not _is_in_braces(text[: match.start()]):
             return f"static const llmc2py::DynamicShared<{element}> {name};"
         return f"auto *{name} = static_cast<std::add_pointer_t<{element}>>(llmc2py_dynamic_shared);"
 
