@@ -212,7 +212,9 @@ def test_what_is_skipped_has_a_reason(plain):
     assert all(detail for _, detail in skipped)
     (taking,) = named(plain["kernels"], "taking")["remarks"]
     assert taking == "left out: " + named(plain["kernels"], "taking")["reason"]
-    assert "skipped (sm_90, cpu): no launcher gives its template arguments" in named(plain["kernels"], "sized")["remarks"]
+    assert (
+        "skipped (sm_90, cpu): no launcher gives its template arguments" in named(plain["kernels"], "sized")["remarks"]
+    )
 
 
 def test_the_table_has_a_word_for_a_kernel_that_knows_no_precision(tmp_path, without_nvrtc):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import pathlib
 import re
 import tomllib
@@ -19,7 +18,6 @@ from llmc2py.ir.plans import ArraySpec, CReferenceCall, OptionSpec, VariantCall
 _KEYS = LAYER.required.keys() | LAYER.optional.keys()
 
 
-@functools.cache
 def builtin_entries() -> tuple[CatalogEntry, ...]:
     """Return the entries that come with llmc2py, by name."""
     folder = resources.files(__name__)
