@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 
+from llmc2py.caching import Memo
 from llmc2py.diagnostics import Severity, SourceSpan
 from llmc2py.frontend import creference
 from llmc2py.frontend.creference import parse_references, to_double
@@ -85,7 +86,9 @@ def test_signature_and_place():
     assert reference.double_return_type == "int"
 
 
-def test_what_was_read_before_is_not_parsed_again(monkeypatch):
+def test_what_was_read_before_is_not_parsed_again(monkeypatch, tmp_path):
+    monkeypatch.setenv("LLMC2PY_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(creference, "REFERENCES", Memo("references", lambda: "test", 8))
     text = "float half_cpu(float x) { return 0.5f * x; }\nvoid f_cpu(float* o, float x) { *o = half_cpu(x); }"
     first, _ = parse_references(text, "dev/x.cu")
     parsed = []
