@@ -42,7 +42,10 @@ def lower_cublas(host: HostCallLowering, node: ex.Call) -> list[str] | None:
         return _product(host, node, name)
     if name not in _CALLS:
         raise SourceError(node.span, f"a call of {node.function}() cannot be lowered")
-    return _CALLS[name](host, node)
+    least, lower = _CALLS[name]
+    if len(node.arguments) < least:
+        raise SourceError(node.span, f"{name} takes more than {len(node.arguments)} arguments")
+    return lower(host, node)
 
 
 # cublasSgemm(handle, CUBLAS_OP_T, CUBLAS_OP_N, m, n, k, &alpha, a, lda, b, ldb, &beta, c, ldc)
@@ -90,13 +93,14 @@ def _set_math_mode(host: HostCallLowering, node: ex.Call) -> list[str]:
     raise SourceError(node.span, "another math mode than CUBLAS_DEFAULT_MATH cannot be lowered")
 
 
-_CALLS: dict[str, Callable[[HostCallLowering, ex.Call], list[str]]] = {
-    "cublasLtMatmulDescCreate": _create_descriptor,
-    "cublasLtMatrixLayoutCreate": _create_layout,
-    SET_DESCRIPTOR: _set_attribute,
-    "cublasLtMatrixLayoutSetAttribute": _set_attribute,
-    "cublasLtMatmulAlgoGetHeuristic": _find_algorithm,
-    "cublasSetMathMode": _set_math_mode,
+#: What lowers a call, and of how many arguments it makes sense.
+_CALLS: dict[str, tuple[int, Callable[[HostCallLowering, ex.Call], list[str]]]] = {
+    "cublasLtMatmulDescCreate": (3, _create_descriptor),
+    "cublasLtMatrixLayoutCreate": (5, _create_layout),
+    SET_DESCRIPTOR: (3, _set_attribute),
+    "cublasLtMatrixLayoutSetAttribute": (3, _set_attribute),
+    "cublasLtMatmulAlgoGetHeuristic": (10, _find_algorithm),
+    "cublasSetMathMode": (2, _set_math_mode),
 }
 
 

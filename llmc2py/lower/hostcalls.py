@@ -38,8 +38,26 @@ _DEVICE_ATTRIBUTES = {
     "cudaDevAttrComputeCapabilityMajor": "major",
     "cudaDevAttrComputeCapabilityMinor": "minor",
 }
+#: Of how many arguments the call of a function makes sense.
+_LEAST_ARGUMENTS = {
+    "assert": 1,
+    "cudaMalloc": 2,
+    "cudaMallocAsync": 2,
+    "cudaMemset": 3,
+    "cudaMemsetAsync": 3,
+    "cudaMemcpy": 3,
+    "cudaMemcpyAsync": 3,
+    "cudaFuncSetAttribute": 3,
+    "cudaDeviceGetAttribute": 2,
+    "cudaOccupancyMaxActiveBlocksPerMultiprocessor": 4,
+}
 _CONSTANT_CLASSES = frozenset({"bool_constant", "integral_constant"})
 _SHARED_ATTRIBUTE = "cudaFuncAttributeMaxDynamicSharedMemorySize"
+
+
+def _require_arguments(node: ex.Call) -> None:
+    if len(node.arguments) < _LEAST_ARGUMENTS.get(node.function, 0):
+        raise SourceError(node.span, f"{node.function} takes more than {len(node.arguments)} arguments")
 
 
 class HostCallLowering(ExpressionLowering):
@@ -75,6 +93,7 @@ class HostCallLowering(ExpressionLowering):
             return []
         if node.function in _ENDING:
             return [f'plan.require(False, "arguments with which {node.function}() is not called")']
+        _require_arguments(node)
         method: Callable[[ex.Call], list[str]] | None = getattr(self, f"_do_{node.function.lower()}", None)
         return method(node) if method else lower_cublas(self, node)
 
@@ -89,6 +108,7 @@ class HostCallLowering(ExpressionLowering):
     def _call(self, node: ex.Call) -> Lowered:
         # auto status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)
         if node.function == "cudaFuncSetAttribute":
+            _require_arguments(node)
             return Lowered(self._do_cudafuncsetattribute(node)[0], STATUS)
         # cudaError_t error = cudaGetLastError()
         if _IGNORED.match(node.function) and node.function.startswith("cuda"):
@@ -173,7 +193,7 @@ class HostCallLowering(ExpressionLowering):
 
     # cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)
     def _do_cudafuncsetattribute(self, node: ex.Call) -> list[str]:
-        kernel, attribute, value = node.arguments
+        kernel, attribute, value = node.arguments[:3]
         if not (isinstance(attribute, ex.Name) and attribute.name == _SHARED_ATTRIBUTE):
             raise SourceError(node.span, "only the attribute for dynamic shared memory has a meaning in a plan")
         name, template = self.kernel_value(kernel)

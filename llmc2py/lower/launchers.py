@@ -283,9 +283,9 @@ class _LauncherLowering(BlockLowering):
     # other_launcher(a, b);   cudaCheck(cudaMemset(…));   assert(…);
     def _on_evaluate(self, statement: ir.Evaluate) -> None:
         node = statement.expression
+        lines = self.expressions.effect(node)
         if isinstance(node, ex.Call) and node.function == "assert":
             self.multiples.note(node.arguments[0])
-        lines = self.expressions.effect(node)
         if lines is None:
             lines = self._call(statement, node)
         for line in lines:
