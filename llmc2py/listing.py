@@ -15,6 +15,8 @@ from llmc2py.ir.plans import LaunchPlan, ModulePlan, NotLowered
 from llmc2py.pipeline import Generated
 
 Record = dict[str, Any]
+#: What the front end says of a definition that it takes no kernel from.
+_SECOND = re.compile(r"kernel \S+ is also defined at \S+; this definition is left out")
 
 
 def summary(generated: Generated) -> Record:
@@ -33,6 +35,11 @@ def summary(generated: Generated) -> Record:
             {"name": kernel.name, "file": kernel.span.file, "line": kernel.span.line}
             for kernel in generated.library.kernels
             if (kernel.span.file, kernel.name) not in taken
+        ]
+        + [
+            {"name": item.kernel, "file": item.span.file, "line": item.span.line}
+            for item in generated.diagnostics
+            if _SECOND.fullmatch(item.message)
         ],
         "not_lowered": [_not_lowered_record(item) for item in generated.plan.not_lowered],
         "diagnostics": [diagnostic_record(item) for item in generated.diagnostics],
@@ -71,7 +78,7 @@ def find(generated: Generated, name: str) -> list[Record]:
     ``name`` is that of a kernel, launcher, reference, op or layer, after ``file:`` where that is to be told apart; the
     end of the file's path is enough. Raises UsageError, with names like it, where there is none.
     """
-    file, _, bare = name.rpartition(":")
+    file, bare = _place_and_name(name)
     index = _Index(generated)
     found = [
         *(index.kernel_details(item) for item in generated.library.kernels if item.name == bare),
@@ -89,8 +96,14 @@ def find(generated: Generated, name: str) -> list[Record]:
     return chosen
 
 
+def _place_and_name(name: str) -> tuple[str, str]:
+    """``file:name``, or a name alone, which may be qualified: ``S::f``."""
+    found = re.fullmatch(r"(?:(.*[^:]):)?((?:[^:]|::)+)", name)
+    return (found[1] or "", found[2]) if found is not None else ("", name)
+
+
 def _unknown(generated: Generated, name: str, elsewhere: list[str]) -> str:
-    bare = name.rpartition(":")[2]
+    bare = _place_and_name(name)[1]
     if elsewhere:
         return f"{name}: no such file has {bare}; it is in {', '.join(sorted(set(elsewhere)))}"
     library = generated.library

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from llmc2py.frontend.cooperative import COOPERATIVE_LAUNCH
 from llmc2py.frontend.declarations import declared, read_parameters, read_type
 from llmc2py.frontend.hostexpressions import DEEPEST, ExpressionReader, callee
 from llmc2py.frontend.items import branch_condition
@@ -271,16 +270,3 @@ def launch_of(node: Node) -> Node | None:
     if node.type != "call_expression":
         return None
     return next((item for item in node.children if item.type == "kernel_call_syntax"), None)
-
-
-def launch_sites(tree: SyntaxTree, node: Node) -> int:
-    """Count the launches in a function."""
-    text = tree.source[node.start_byte : node.end_byte]
-    count = sum(item.type == "kernel_call_syntax" for item in walk(node)) if b"<<" in text else 0
-    if COOPERATIVE_LAUNCH.encode() in text:
-        count += sum(_is_cooperative(tree, item) for item in walk(node))
-    return count
-
-
-def _is_cooperative(tree: SyntaxTree, node: Node) -> bool:
-    return node.type == "call_expression" and tree.text(child(node, "function")) == COOPERATIVE_LAUNCH

@@ -13,6 +13,8 @@ from llmc2py.ir.types import CType, canonical_name
 _NUMBER = re.compile(r"^([-+]?)(0[xX][0-9a-fA-F']+|0[bB][01']+|[0-9']+)([uUlLzZ]*)$")
 #: More levels than anybody writes by hand, and few enough for each stage to go through them by recursion.
 DEEPEST = 64
+#: What no function's name has, but a lambda, or a call or element that is called.
+_NO_NAME = re.compile(r"[^\w:<>,*&~$]")
 _LONGEST_NUMBER = 40
 _NAMED_CASTS = frozenset({"static_cast", "reinterpret_cast", "const_cast"})
 _SCALARS = frozenset({"int", "unsigned int", "float", "double", "bool", "unsigned long", "long", "char", "long long"})
@@ -187,6 +189,8 @@ class ExpressionReader:
             owner = self.read(child(function, "argument"))
             return ir.MethodCall(span, owner, self.tree.text(child(function, "field")), arguments)
         name = callee(self.tree, function)
+        if _NO_NAME.search(name):
+            return ir.Unreadable(span, self.tree.text(node), "a call of what has no name is not supported")
         template = self.template_arguments(function)
         if name in _NAMED_CASTS and len(arguments) == 1 and template and template[0].type is not None:
             return ir.Cast(span, template[0].type, arguments[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from llmc2py.frontend.declarations import read_template
-from llmc2py.frontend.hostcode import launch_sites
+from llmc2py.frontend.functions import Functions
 from llmc2py.frontend.items import Function
 from llmc2py.frontend.syntax import SyntaxTree, child, walk
 from llmc2py.ir.blas import PRODUCT_CALLS
@@ -18,11 +18,15 @@ class CallGraph:
     ``steered`` are the templates that call a parameter, and so launch where they are given a launcher.
     """
 
-    def __init__(self, tree: SyntaxTree, functions: Mapping[str, Sequence[Function]], items: Iterable[Item]) -> None:
-        self._calls = _calls(items)
-        self._launch = {
-            name for name, versions in functions.items() if any(launch_sites(tree, one.node) for one in versions)
-        }
+    def __init__(self, tree: SyntaxTree, found: Functions) -> None:
+        functions, sites = found.by_name, found.sites
+        self._calls = _calls(found.all_items)
+        others = [(member.name, name) for name, member in found.members.items()]
+        for name, new in (*others, *found.renamed.items()):
+            for called in self._calls.values() if name not in functions else ():
+                if name in called:
+                    called.add(new)
+        self._launch = {name for name, versions in functions.items() if any(sites.count(one.node) for one in versions)}
         self.steered = {
             name for name, versions in functions.items() if any(_calls_parameter(tree, one) for one in versions)
         }

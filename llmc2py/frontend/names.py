@@ -86,17 +86,28 @@ class Plainer:
     """Makes the names in bodies those by which the IR knows kernels and functions.
 
     ``kept`` gives the namespace of the kernel or function that is known by a name: one of several alone is. A name that
-    means another one stays qualified, and so is found by nobody. ``device`` are the device functions.
+    means another one stays qualified, and so is found by nobody. ``device`` are the device functions, ``statics`` the
+    names of static member functions by ``S::f``, ``overloaded`` the kernels of which there are several in a namespace.
     """
 
-    def __init__(self, names: Names, kept: Mapping[str, str], device: Collection[str]) -> None:
+    def __init__(
+        self,
+        names: Names,
+        kept: Mapping[str, str],
+        device: Collection[str],
+        statics: Mapping[str, str],
+        overloaded: Collection[str],
+    ) -> None:
         self._names = names
         self._kept = kept
         self._device = device
+        self._statics = statics
+        self._overloaded = overloaded
 
     def body(self, body: ir.Body, inside: str) -> ir.Body:
         """Return the body of a function that is defined inside of a namespace."""
-        return mapped(body, lambda node: self._plain(node, inside)) if self._names.is_needed else body
+        is_needed = self._names.is_needed or self._statics or self._overloaded
+        return mapped(body, lambda node: self._plain(node, inside)) if is_needed else body
 
     def _plain(self, node: Any, inside: str) -> Any:
         if isinstance(node, ir.Launch):
@@ -114,10 +125,16 @@ class Plainer:
         if len(several) > 1 and self._names.namespace(node.kernel, inside) is None:
             places = ", ".join(one or "the global one" for one in several)
             return ir.Unsupported(node.span, node.kernel, f"is in several namespaces ({places}): qualify it")
-        return replace(node, kernel=self._name(node.kernel, inside))
+        name = self._name(node.kernel, inside)
+        if name in self._overloaded:
+            return ir.Unsupported(node.span, name, "is an overloaded kernel, of which Python has the one that is kept")
+        return replace(node, kernel=name)
 
     def _name(self, name: str, inside: str) -> str:
-        last = split_name(name)[1]
+        owner, last = split_name(name)
+        static = self._statics.get(f"{split_name(owner)[1]}::{last}")
+        if static is not None:
+            return static
         found = self._names.namespace(name, inside)
         if found is None:
             return name

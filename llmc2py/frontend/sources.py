@@ -12,7 +12,8 @@ from llmc2py.caching import content_key
 from llmc2py.diagnostics import Diagnostic, Severity, SourceSpan, UsageError
 
 CUDA_SUFFIXES = frozenset({".cu", ".cuh"})
-#: Plain headers are read on their own where kernels may be in them.
+#: Plain headers are read on their own where kernels or launches may be in them.
+_OWN = re.compile(rb"__global__|<<<|\bcu(?:da)?Launch\w*Kernel")
 HEADER_SUFFIXES = frozenset({".h", ".hpp", ".hh", ".hxx", ".inl"})
 _PACKAGE_MARK = "llmc2py.lock"
 #: Whatever may name an included file, in comments and strings too.
@@ -21,7 +22,7 @@ _ABSENT = "absent"
 
 
 def find_sources(root: pathlib.Path) -> tuple[list[pathlib.Path], list[Diagnostic]]:
-    """Return the ``.cu`` and ``.cuh`` files under a folder and the headers with kernels.
+    """Return the ``.cu`` and ``.cuh`` files under a folder and the headers with kernels or launches.
 
     Links to folders are not followed. A package that was generated into the tree is not part of its sources. A folder
     that cannot be listed becomes a diagnostic. Raises UsageError where the folder is missing or holds no such file.
@@ -50,7 +51,7 @@ def _is_source(path: pathlib.Path) -> bool:
     if path.suffix not in HEADER_SUFFIXES:
         return path.suffix in CUDA_SUFFIXES
     try:
-        return path.is_file() and b"__global__" in path.read_bytes()
+        return path.is_file() and _OWN.search(path.read_bytes()) is not None
     except OSError:
         return False  # what includes it reports it
 

@@ -8,14 +8,15 @@ from dataclasses import replace
 from functools import cached_property
 
 from llmc2py.diagnostics import Diagnostic, Severity
-from llmc2py.frontend.cooperative import with_launches
-from llmc2py.frontend.declarations import FunctionHeader, read_template
+from llmc2py.frontend.declarations import FunctionHeader, read_header, read_template
 from llmc2py.frontend.functions import Functions
-from llmc2py.frontend.hostcode import StatementReader, launch_sites
+from llmc2py.frontend.hostcode import StatementReader
 from llmc2py.frontend.intents import IntentAnalysis
 from llmc2py.frontend.items import Declaration, Function, declarations, read_function_header, read_item
+from llmc2py.frontend.launchcalls import with_launches
 from llmc2py.frontend.launching import CallGraph
 from llmc2py.frontend.losses import lost_kernels, unparsed_places
+from llmc2py.frontend.members import is_device_only, member_body, odd_places
 from llmc2py.frontend.names import Plainer
 from llmc2py.frontend.preprocess import PreprocessedText
 from llmc2py.frontend.prototypes import Prototypes
@@ -35,7 +36,8 @@ from llmc2py.ir.library import (
     SourceFile,
     TemplateParameter,
 )
-from llmc2py.ir.statements import Body, Unsupported
+from llmc2py.ir.statements import Body, Launch, Unsupported
+from llmc2py.ir.statements import walk as walk_body
 from llmc2py.ir.types import CType
 
 _WRITING = frozenset({Intent.OUT, Intent.INOUT, Intent.ACCUMULATE})
@@ -63,7 +65,7 @@ class UnitReader:
         self.intents = IntentAnalysis(self.tree, self.functions)
         self.statements = StatementReader(self.tree)
         self._prototypes = Prototypes(self.tree, self.declarations, self.items)
-        self._calls = CallGraph(self.tree, self.functions, self.items)
+        self._calls = CallGraph(self.tree, self._found)
 
     def read(self, references: tuple[Reference, ...]) -> SourceFile:
         """Return what the file defines; diagnostics are left in ``diagnostics``."""
@@ -76,6 +78,7 @@ class UnitReader:
         hosts = self._host_functions(self._found.plainer(kernels))
         launching = self._calls.launching(hosts)
         launchers = [item for name in launching for item in hosts[name] if item.span.file == self.text.file]
+        launchers += self._odd_launchers()
         scope = Scope(
             self.scope.aliases,
             self.scope.constants,
@@ -182,15 +185,14 @@ class UnitReader:
         found: dict[str, list[Launcher]] = {}
         for name, versions in self.functions.items():
             for function in versions:
-                words, item = function.header.words, function.item
-                device_only = "__device__" in words and "__host__" not in words
-                if not (item.is_kernel or device_only or (item.is_device and name not in wanted)):
+                item = function.item
+                if not (item.is_kernel or is_device_only(function) or (item.is_device and name not in wanted)):
                     found.setdefault(name, []).append(self._host_function(function, plainer, with_body=name in wanted))
         return found
 
     def _host_function(self, function: Function, plainer: Plainer, *, with_body: bool) -> Launcher:
         node, header, declaration = function.node, function.header, function.declaration
-        body = self._odd_names(node) or self._body(node.child_by_field_name("body")) if with_body else ()
+        body = self._odd_names(node) or self._host_body(function) if with_body else ()
         return Launcher(
             header.name,
             self.tree.span(declaration.node),
@@ -198,9 +200,42 @@ class UnitReader:
             read_template(self.tree, declaration.template) if declaration.template is not None else (),
             declaration.conditions,
             plainer.body(body, function.namespace),
-            launch_sites(self.tree, node),
+            self._found.sites.count(node),
             self.scope.resolve(header.returns),
         )
+
+    def _host_body(self, function: Function) -> Body:
+        """Return the body of a host function with all of its launches, or what says which of them cannot be read."""
+        body, name = self._body(function.node.child_by_field_name("body")), function.header.name
+        if "::" in name:
+            why = f"is a member of {name.rpartition('::')[0]}: write a function that is none, or a static one"
+            return (Unsupported(self.tree.span(function.node), name, why),)
+        if name in self._found.members:
+            body = member_body(self.tree, self._found.members[name], body, self.scope.class_constants)
+        read = sum(isinstance(one, Launch) for one in walk_body(body))
+        is_told = any(isinstance(one, Unsupported) for one in walk_body(body))
+        if read < self._found.sites.count(function.node) and not is_told:
+            why = "it launches where no launch can be read"
+            body = (*body, Unsupported(self.tree.span(function.node), name, why))
+        return body
+
+    def _odd_launchers(self) -> Iterable[Launcher]:
+        """Return what launches and is no function at file scope, as launchers that say so."""
+        functions = (one for versions in self.functions.values() for one in versions)
+        plain = [one.node for one in functions if one.item.is_kernel or not is_device_only(one)]
+        for place in odd_places(self.tree, self._found.sites, plain):
+            header = read_header(self.tree, place.node) if place.node.type == "function_definition" else None
+            text = self.tree.text(_call_around(place.sites[0]))
+            yield Launcher(
+                place.name,
+                self.tree.span(place.node),
+                self._resolved(header.parameters) if header is not None else (),
+                (),
+                (),
+                (Unsupported(self.tree.span(place.sites[0]), text, place.why),),
+                len(place.sites),
+                CType("void"),
+            )
 
     def _odd_names(self, node: Node) -> Body:
         """Return what stands for a host function that has odd names in it, nothing for others."""
@@ -229,6 +264,13 @@ class UnitReader:
             message = f"kernel {lost.name} is also defined at {kept.span.origin}; this definition is left out"
             self.diagnostics.append(Diagnostic(Severity.WARNING, lost.span, message, lost.name))
         return kept
+
+
+def _call_around(node: Node) -> Node:
+    found: Node | None = node
+    while found is not None and found.type != "call_expression":
+        found = found.parent
+    return found if found is not None else node
 
 
 def _is_odd(name: str) -> bool:

@@ -9,6 +9,8 @@ from llmc2py.ir.types import CType
 
 DIM3 = CType("dim3")
 STATUS = CType("cudaError_t")
+#: A local name of a kernel.
+KERNEL = CType("kernel")
 #: What a template parameter or an expression of no known type counts as.
 UNKNOWN = CType("?")
 #: A constant of cuBLAS: a string with its name. And what a local pointer to a host variable counts as: its value.

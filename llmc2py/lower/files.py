@@ -101,7 +101,7 @@ class _FileLowering:
         return LoweredFile(plans, refused), self.view.looks
 
     def _lower_named(self, launcher: Launcher, versions: int) -> _Lowered:
-        if versions > 1:
+        if versions > 1 and launcher.name.isidentifier():
             return NotLowered(launcher, launcher.span, "is overloaded: Python has one function a name")
         if is_reserved(launcher.name):
             reason = f"has the name {launcher.name}, which Python or the generated module needs"

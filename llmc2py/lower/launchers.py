@@ -23,6 +23,7 @@ from llmc2py.lower.blocks import BlockLowering
 from llmc2py.lower.cublas import is_reference, reference
 from llmc2py.lower.environment import (
     DIM3,
+    KERNEL,
     REFERENCE,
     STATUS,
     UNKNOWN,
@@ -71,6 +72,8 @@ class _LauncherLowering(BlockLowering):
         self.kernels: dict[str, None] = {}
         self.calls: dict[str, None] = {}
         self.launches: list[str] = []
+        #: Local names of kernels: ``auto f = kernel<float>;``, by the Python name of the variable.
+        self.kernel_values: dict[str, ex.TemplateName] = {}
         self.helpers: dict[str, HelperPlan] = {}
         self.returns_value = False
 
@@ -150,6 +153,8 @@ class _LauncherLowering(BlockLowering):
     # const int block_size = 512;   dim3 grid(x, y);   float* scratch;   NvtxRange range("x");
     def _on_declare(self, statement: ir.Declare) -> None:
         ctype, value = statement.type, statement.value
+        if self._names_kernel(statement):
+            return
         if value is None and ctype == DIM3:
             value = ex.Construct(statement.span, DIM3, (), ())
         if value is None or (isinstance(value, ex.Construct) and not self._is_value(ctype, value)):
@@ -162,6 +167,20 @@ class _LauncherLowering(BlockLowering):
         if ctype.const:
             self.multiples.know(name, lowered.text)
         self._emit(f"{name} = {lowered.text}")
+
+    # auto f = kernel<float>;
+    def _names_kernel(self, statement: ir.Declare) -> bool:
+        """Note a local name of a kernel; False where a variable is declared."""
+        value = statement.value
+        if isinstance(value, ex.Unary) and value.operator == "&":
+            value = value.operand
+        if not isinstance(value, (ex.Name, ex.TemplateName)) or value.name in self.environment.variables:
+            return False
+        if value.name not in self.scope.kernels:
+            return False
+        template = value.template if isinstance(value, ex.TemplateName) else ()
+        self.kernel_values[self._bind(statement.name, KERNEL)] = ex.TemplateName(value.span, value.name, template)
+        return True
 
     def _is_value(self, ctype: CType, value: ex.Construct) -> bool:
         """Whether a declared object means something to a plan; objects of other classes (timers, ranges) do not."""
@@ -223,6 +242,10 @@ class _LauncherLowering(BlockLowering):
 
     # kernel<T><<<grid, block, shared, stream>>>(a, b);
     def _on_launch(self, statement: ir.Launch) -> None:
+        variable = self.environment.variables.get(statement.kernel)
+        value = self.kernel_values.get(variable.name) if variable is not None else None
+        if value is not None:
+            statement = replace(statement, kernel=value.name, template=value.template)
         kernel = self.scope.kernels.get(statement.kernel)
         symbol = self._kernel_symbol(ex.Name(statement.span, statement.kernel), statement.kernel)
         rest = self._left_out(statement, statement.kernel, statement.arguments, kernel.parameters) if kernel else []
@@ -292,6 +315,8 @@ class _LauncherLowering(BlockLowering):
             self._emit(line)
 
     def _call(self, statement: ir.Statement, node: ex.Expression) -> list[str]:
+        if isinstance(node, ex.Unreadable):
+            self.expressions.lower(node)
         if not isinstance(node, ex.Call):
             raise SourceError(statement.span, "an expression with no effect that a plan could have")
         versions = self.scope.functions.get(node.function, ())

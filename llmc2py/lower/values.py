@@ -25,6 +25,11 @@ DEVICE_FIELDS = frozenset(
         "totalGlobalMem", "maxGridSize",
     }
 )  # fmt: skip
+#: The expressions that are no values, in words.
+WORDS: dict[type[ir.Expression], str] = {
+    ir.TemplateName: "a function as a value",
+    ir.PrecisionChoice: "a macro that the precision decides",
+}
 _STATUS_NAMES = frozenset({"cudaSuccess", "CUBLAS_STATUS_SUCCESS"})
 
 
@@ -38,7 +43,7 @@ class ValueLowering:
         """Return the Python form of an expression. Raises SourceError for what has none."""
         method: Callable[[ir.Expression], Lowered] | None = getattr(self, f"_{type(expression).__name__.lower()}", None)
         if method is None:
-            raise SourceError(expression.span, f"{type(expression).__name__} cannot be lowered here")
+            raise SourceError(expression.span, f"{WORDS[type(expression)]} cannot be lowered here")
         return method(expression)
 
     def text(self, expression: ir.Expression) -> str:

@@ -24,6 +24,7 @@ class Case:
         self.name = name
         self.files = generated.files
         self.diagnostics = [str(diagnostic) for diagnostic in generated.diagnostics]
+        self.generated = generated
         self.library = generated.library
         self.not_lowered = generated.plan.not_lowered
 

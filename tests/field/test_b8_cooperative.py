@@ -81,4 +81,4 @@ def test_an_array_that_does_not_hold_addresses_is_named(tmp_path):
     (tmp_path / "share.cu").write_text(SOURCE.replace("(void*)&out, &sums", "out, &sums"), encoding="utf-8")
     (refused,) = generate(tmp_path).plan.not_lowered
     assert refused.span.origin == "share.cu:17"
-    assert "an array of the addresses of its arguments" in refused.reason
+    assert "a local array that is made with the addresses of its arguments" in refused.reason

@@ -179,12 +179,19 @@ def test_a_kernel_with_the_name_of_a_launcher_or_of_the_module_itself_is_renamed
 
 
 @pytest.mark.parametrize("name", ["range", "launcher", "plan", "lambda", "DTYPES"])
-def test_a_launcher_with_a_name_that_python_needs_is_refused(lower: Any, name: str) -> None:
+def test_a_launcher_with_a_name_that_python_needs_gets_another(lower: Any, name: str) -> None:
     plan, _ = lower({"k.cu": HEADER.replace("void fill_all(", f"void {name}(")})
+    assert plan.not_lowered == ()
+    kernels, launchers = contents(plan)["k"]
+    assert (kernels, sorted(launchers)) == (["fill", "twice"], sorted([f"{name}_launcher", "run"]))
+
+
+@pytest.mark.parametrize("name", ["range", "plan"])
+def test_one_that_only_calls_launchers_is_refused(lower: Any, name: str) -> None:
+    plan, _ = lower({"k.cu": f"{HEADER}\nvoid {name}(float* out, int n) {{ fill_all(out, n); }}\n"})
     assert [(one.launcher.name, one.reason) for one in plan.not_lowered] == [
         (name, f"has the name {name}, which Python or the generated module needs")
     ]
-    assert contents(plan)["k"] == (["fill", "twice"], ["run"])
 
 
 def test_kernels_of_one_name_in_two_files_stay_apart(lower: Any) -> None:
