@@ -13,12 +13,13 @@ from dataclasses import replace
 from llmc2py.diagnostics import SourceError
 from llmc2py.ir import expressions as ex
 from llmc2py.ir import statements as ir
-from llmc2py.ir.defaults import literal_default, required, trailing_defaults
+from llmc2py.ir.defaults import trailing_defaults
 from llmc2py.ir.library import Kernel, Launcher, Parameter, Scope
 from llmc2py.ir.names import RUNTIME_NAMES, python_name
 from llmc2py.ir.plans import HelperPlan, LaunchPlan, NotLowered
 from llmc2py.ir.types import FLOATING_TYPES, INT, INTEGER_TYPES, LAUNCHER, CType, canonical_name
 from llmc2py.lower import control
+from llmc2py.lower.arguments import check_count, default_of
 from llmc2py.lower.blocks import BlockLowering
 from llmc2py.lower.cublas import is_reference, reference
 from llmc2py.lower.environment import (
@@ -263,28 +264,12 @@ class _LauncherLowering(BlockLowering):
         self._emit(f"plan.launch({', '.join(parts)}{template})")
 
     def _left_out(
-        self,
-        node: ir.Launch | ex.Call,
-        name: str,
-        given: Sequence[ex.Expression],
-        parameters: Sequence[Parameter],
+        self, node: ir.Launch | ex.Call, name: str, given: Sequence[ex.Expression], parameters: Sequence[Parameter]
     ) -> list[str]:
         """Return the defaults of the parameters that a launch or call gives no arguments for."""
-        if not required(parameters) <= len(given) <= len(parameters):
-            takes = f"{len(parameters)} argument{'' if len(parameters) == 1 else 's'}"
-            least = f", {required(parameters)} at least" if required(parameters) < len(parameters) else ""
-            verb = "is" if len(given) == 1 else "are"
-            raise SourceError(node.span, f"{name} takes {takes}{least}, but {len(given)} {verb} given")
-        return [self._default_argument(node, name, one) for one in parameters[len(given) :]]
-
-    def _default_argument(self, node: ir.Launch | ex.Call, name: str, parameter: Parameter) -> str:
-        literal = literal_default(parameter)
-        if literal is not None:
-            return literal
-        if parameter.default in self.scope.constants:
-            return self._stored(ex.Name(node.span, parameter.default or ""), parameter.type)
-        message = f"{parameter.name} of {name} is left to its default, {parameter.default}, which is no plain value"
-        raise SourceError(node.span, message)
+        check_count(node.span, name, len(given), parameters)
+        rest = [(one, default_of(node.span, name, one, self.scope)) for one in parameters[len(given) :]]
+        return [text if isinstance(text, str) else self._stored(text, one.type) for one, text in rest]
 
     def _template_types(self, statement: ir.Launch, kernel: Kernel | None) -> dict[str, str]:
         """Return the types that a launch spells out, by the kernel's template parameters."""
