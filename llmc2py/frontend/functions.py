@@ -112,7 +112,7 @@ class Functions:
         }
         statics = {f"{one.owner}::{one.name}": name for name, one in self.members.items()}
         statics |= {f"::{name}": new for name, new in self.renamed.items()}
-        return Plainer(self.names, kept, device, statics, self._overloaded())
+        return Plainer(self.names, kept, device, statics, kernels.keys(), self._overloaded())
 
     def _overloaded(self) -> set[str]:
         """Return the kernels that differ in the types of their parameters alone."""

@@ -18,6 +18,7 @@ from llmc2py.ir.library import ClassConstant
 from llmc2py.ir.types import CType
 
 _CLASSES = frozenset({"class_specifier", "struct_specifier", "union_specifier"})
+_UNNAMED = "a class without a name"
 _HOSTS = frozenset({"function_definition", "lambda_expression"})
 _TYPES = frozenset({"alias_declaration", "type_definition", "struct_specifier", "class_specifier", "enum_specifier"})
 
@@ -117,7 +118,10 @@ def _place(tree: SyntaxTree, host: Node, outer: list[Node], sites: list[Node]) -
     elif owner or "::" in name:
         owner = owner or name.rpartition("::")[0]
         why = _why(owner, outer)
-        name = name if "::" in name else f"{owner}::{name}"
+        if host.type != "function_definition":
+            name = owner
+        elif "::" not in name and owner != _UNNAMED:
+            name = f"{owner}::{name}"
     else:
         why = "outside of a function"
     return Place(host, name, why, tuple(sites))
@@ -152,7 +156,7 @@ def _name(tree: SyntaxTree, host: Node) -> str:
 
 def _class_name(tree: SyntaxTree, node: Node) -> str:
     name = node.child_by_field_name("name")
-    return tree.text(name) if name is not None else "a class without a name"
+    return tree.text(name) if name is not None else _UNNAMED
 
 
 def static_members(tree: SyntaxTree, node: Node, defined: dict[str, Node]) -> Iterator[StaticMember]:

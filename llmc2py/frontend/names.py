@@ -87,7 +87,8 @@ class Plainer:
 
     ``kept`` gives the namespace of the kernel or function that is known by a name: one of several alone is. A name that
     means another one stays qualified, and so is found by nobody. ``device`` are the device functions, ``statics`` the
-    names of static member functions by ``S::f``, ``overloaded`` the kernels of which there are several in a namespace.
+    names of static member functions by ``S::f``, ``overloaded`` those of the ``kernels`` of which there are several in
+    one namespace.
     """
 
     def __init__(
@@ -96,12 +97,14 @@ class Plainer:
         kept: Mapping[str, str],
         device: Collection[str],
         statics: Mapping[str, str],
+        kernels: Collection[str],
         overloaded: Collection[str],
     ) -> None:
         self._names = names
         self._kept = kept
         self._device = device
         self._statics = statics
+        self._kernels = kernels
         self._overloaded = overloaded
 
     def body(self, body: ir.Body, inside: str) -> ir.Body:
@@ -121,7 +124,7 @@ class Plainer:
         return node
 
     def _launch(self, node: ir.Launch, inside: str) -> ir.Statement:
-        several = self._names.namespaces(node.kernel)
+        several = self._names.namespaces(node.kernel) if node.kernel in self._kernels else []
         if len(several) > 1 and self._names.namespace(node.kernel, inside) is None:
             places = ", ".join(one or "the global one" for one in several)
             return ir.Unsupported(node.span, node.kernel, f"is in several namespaces ({places}): qualify it")

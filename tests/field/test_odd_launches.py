@@ -83,6 +83,8 @@ void handle(long f) { cuLaunchKernel((CUfunction)f, 1, 1, 1, 1, 1, 1, 0, 0, null
 void filled(float* a) { void* args[1]; args[0] = &a; cudaLaunchKernel((void*)p, 1, 1, args); }  // cannot be lowered
 void twice(float* a) { p<<<1, 1>>>(a, 1); }  // is overloaded
 void twice(double* a) { k<double><<<1, 1>>>(a, 1); }  // is overloaded
+struct I { int x = (p<<<1, 1>>>(nullptr, 1), 3); };  // in a member function of I
+struct { void unnamed(float* a) { p<<<1, 1>>>(a, 1); } } object;  // in a member function of a class without a name
 void tried(float* a) { try { p<<<1, 1>>>(a, 1); } catch (...) {} }  // is not supported
 """
 )
