@@ -13,10 +13,12 @@ LAUNCH_CALLS = (
     "cudaLaunchCooperativeKernelMultiDevice", "cuLaunchKernel", "cuLaunchKernelEx", "cuLaunchCooperativeKernel",
 )  # fmt: skip
 _SITE = re.compile(rf"<[ \t]*<[ \t]*<|\b(?:{'|'.join(LAUNCH_CALLS)})\b(?=\s*[(<])".encode())
+#: What a place in a comment, a string or a macro is in, innermost.
 _NO_CODE = frozenset(
-    {"comment", "string_literal", "raw_string_literal", "char_literal", "concatenated_string", "operator_name"}
-    | {"preproc_def", "preproc_function_def", "function_declarator"}
+    {"comment", "string_literal", "string_content", "escape_sequence", "raw_string_literal", "raw_string_content"}
+    | {"char_literal", "character", "preproc_arg", "system_lib_string"}
 )
+_NO_CALL = frozenset({"function_declarator", "operator_name"})
 
 
 class LaunchSites:
@@ -34,10 +36,7 @@ class LaunchSites:
 
 def _code_at(tree: SyntaxTree, start: int) -> Node | None:
     """Return the innermost node at a place; None where it is in a comment, a string or a prototype."""
-    found = tree.root.descendant_for_byte_range(start, start + 1)
-    node = found
-    while node is not None and node.type not in ("compound_statement", "ERROR"):
-        if node.type in _NO_CODE:
-            return None
-        node = node.parent
-    return found
+    node = tree.root.descendant_for_byte_range(start, start + 1)
+    if node is None or node.type in _NO_CODE | _NO_CALL:
+        return None
+    return None if node.parent is not None and node.parent.type in _NO_CALL else node

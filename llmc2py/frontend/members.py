@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +21,9 @@ from llmc2py.ir.types import CType
 _CLASSES = frozenset({"class_specifier", "struct_specifier", "union_specifier"})
 _UNNAMED = "a class without a name"
 _HOSTS = frozenset({"function_definition", "lambda_expression"})
+_ENDS = _HOSTS | {"ERROR"}
+#: What holds declarations.
+_BODIES = frozenset({"translation_unit", "declaration_list", "field_declaration_list"})
 _TYPES = frozenset({"alias_declaration", "type_definition", "struct_specifier", "class_specifier", "enum_specifier"})
 
 
@@ -90,21 +94,33 @@ def _lambdas(tree: SyntaxTree, node: Node) -> Iterator[tuple[str, Node]]:
 
 def odd_places(tree: SyntaxTree, sites: LaunchSites, plain: Iterable[Node]) -> list[Place]:
     """Return where the unit's own file launches outside of the functions ``plain``."""
-    known = {node.id for node in plain}
-    found: dict[int, tuple[Node, list[Node], list[Node]]] = {}
-    for node in sites.nodes.values():
-        outer = list(_upward(node))
-        if tree.span(node).file != tree.file.file or any(one.id in known for one in outer):
+    ranges = sorted((node.start_byte, node.end_byte) for node in plain)
+    starts = [start for start, _ in ranges]
+    found: list[tuple[Node, list[Node], list[Node]]] = []
+    for start, node in sites.nodes.items():
+        before = bisect_right(starts, start) - 1
+        if tree.span(node).file != tree.file.file or (before >= 0 and start < ranges[before][1]):
             continue
-        host = next((one for one in outer if one.type in _HOSTS), outer[-2] if len(outer) > 1 else node)
-        found.setdefault(host.id, (host, outer, []))[2].append(node)
-    return [_place(tree, host, outer, launches) for host, outer, launches in found.values()]
+        if found and start < found[-1][0].end_byte:
+            found[-1][2].append(node)
+            continue
+        outer = _path(tree.root, start)
+        found.append((outer[0], outer, [node]))
+    return [_place(tree, host, outer, launches) for host, outer, launches in found]
 
 
-def _upward(node: Node | None) -> Iterator[Node]:
-    while node is not None:
-        yield node
-        node = node.parent
+def _path(root: Node, start: int) -> list[Node]:
+    """Return the outermost function or lambda at a place, or else the declaration, and all that it is in, outward."""
+    path = [root]
+    while path[0].type not in _ENDS:
+        inner = next((one for one in path[0].named_children if one.start_byte <= start < one.end_byte), None)
+        if inner is None:
+            break
+        path.insert(0, inner)
+    if path[0].type in _ENDS:
+        return path
+    holder = next(number for number, one in enumerate(path) if one.type in _BODIES)
+    return path[max(holder - 1, 0) :]
 
 
 def _place(tree: SyntaxTree, host: Node, outer: list[Node], sites: list[Node]) -> Place:
