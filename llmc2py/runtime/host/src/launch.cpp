@@ -189,9 +189,10 @@ int llmc2py_printf(const char *format, ...)
 
 void *llmc2py_malloc(std::size_t size)
 {
-    const Hold hold(current_worker());
-    if (current_worker()->checker != nullptr) {
-        checker_allocates(current_worker()->checker);
+    Worker *worker = current_worker();
+    const Hold hold(worker);
+    if (worker != nullptr && worker->checker != nullptr) {
+        checker_allocates(worker->checker);
     }
     return std::malloc(size);
 }

@@ -174,15 +174,23 @@ private:
 
 Worker *current_worker();
 
-// While this lives, the thread cannot be taken out of what it does; there is enough stack for it.
+// While this lives, the thread cannot be taken out of what it does; there is enough stack for it. Host code that is
+// compiled with kernels runs on a stack of its own, and without a worker where nothing has been launched yet.
 class Hold {
 public:
-    explicit Hold(Worker *worker) : worker_(worker)
+    explicit Hold(Worker *worker) : worker_(worker != nullptr && worker->in_kernel ? worker : nullptr)
     {
-        worker_->need_stack();
-        worker_->holds = worker_->holds + 1;
+        if (worker_ != nullptr) {
+            worker_->need_stack();
+            worker_->holds = worker_->holds + 1;
+        }
     }
-    ~Hold() { worker_->holds = worker_->holds - 1; }
+    ~Hold()
+    {
+        if (worker_ != nullptr) {
+            worker_->holds = worker_->holds - 1;
+        }
+    }
     Hold(const Hold &) = delete;
     Hold &operator=(const Hold &) = delete;
 
