@@ -61,7 +61,7 @@ def _find(variables: Sequence[str], names: Sequence[str], what: str) -> Compiler
             return _inspect((path,))
     raise ToolMissingError(
         f"the CPU backend needs a {what} and found none of {', '.join(names)}: install one (Debian, Ubuntu: apt "
-        f"install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install) or set {variables[0]} to its path"
+        f"install g++; Fedora: dnf install gcc-c++) or set {variables[0]} to its path"
     )
 
 
