@@ -136,6 +136,9 @@ def read_header(tree: SyntaxTree, node: Node) -> FunctionHeader | None:
     if declarator is None:
         return None
     name = child(declarator, "declarator")
+    # What cannot be parsed before a name may read as its scope, with a :: that is not there.
+    while name.type == "qualified_identifier" and any(item.is_missing for item in name.children):
+        name = child(name, "name")
     if name.type == "template_function":
         name = child(name, "name")
     head = tree.source[node.start_byte : declarator.start_byte].decode()

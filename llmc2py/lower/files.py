@@ -109,6 +109,8 @@ class _FileLowering:
         lowered = self._lower(launcher)
         if isinstance(lowered, NotLowered):
             return lowered
+        if not launcher.name.isidentifier():
+            return NotLowered(launcher, launcher.span, "has a name that Python cannot have")
         by_name = {one.name: one for one in self.effects.parameters(launcher)}
         return replace(lowered, parameters=tuple(_with_effects(one, by_name, launcher) for one in lowered.parameters))
 

@@ -59,7 +59,9 @@ def kernel_symbols(
 
 
 def _uncallable(kernel: Kernel) -> str:
-    """Return why a kernel's parameters cannot be given from Python ("" where they can)."""
+    """Return why a kernel's name or parameters cannot be given from Python ("" where they can)."""
+    if not kernel.name.isidentifier():
+        return f"{' '.join(kernel.name.split())} is no name"
     types = {one.name for one in kernel.template if one.kind == "type"}
     for one in kernel.template:
         if one.kind not in _TEMPLATE_KINDS and (one.kind == "pack" or not one.kind.isidentifier()):

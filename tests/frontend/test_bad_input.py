@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 
 import pytest
@@ -248,3 +249,18 @@ def test_entry_of_a_launcher_that_is_not_there(tree):
     assert "the layer ReLU is left out" in error
     assert "good.py" in made.files
     assert "layers.py" not in made.files
+
+
+def test_what_cannot_be_parsed_before_a_name_is_no_part_of_it(tree):
+    text = "template <bool B>\n__global__ void __launch_bounds__(1024, )LIMIT_A_B_C odd(float* x) { x[0] = B; }\n"
+    files = generate(
+        tree(
+            odd__cu=text + "__global__ void k(float* x) { x[0] = 1; }\nvoid AN API\ngo(float* x) { k<<<1, 1>>>(x); }\n"
+        )
+    )
+    assert sorted(names(files.library)) == ["good", "k", "odd"]
+    assert said(files.library, Severity.WARNING)
+    assert {one.name for one in files.library.launchers} == {"go"}
+    for name, emitted in files.files.items():
+        if name.endswith(".py"):
+            ast.parse(emitted)
