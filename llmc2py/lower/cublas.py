@@ -43,16 +43,14 @@ def lower_cublas(host: HostCallLowering, node: ex.Call) -> list[str] | None:
     if name not in _CALLS:
         raise SourceError(node.span, f"a call of {node.function}() cannot be lowered")
     least, lower = _CALLS[name]
-    if len(node.arguments) < least:
-        raise SourceError(node.span, f"{name} takes more than {len(node.arguments)} arguments")
+    host.require_arguments(node, least)
     return lower(host, node)
 
 
 # cublasSgemm(handle, CUBLAS_OP_T, CUBLAS_OP_N, m, n, k, &alpha, a, lda, b, ldb, &beta, c, ldc)
 def _product(host: HostCallLowering, node: ex.Call, name: str) -> list[str]:
     form = PRODUCT_CALLS[name]
-    if len(node.arguments) < form.end:
-        raise SourceError(node.span, f"{name} takes more than {len(node.arguments)} arguments")
+    host.require_arguments(node, form.end)
     parts = [
         reference(host, argument).text if index in (form.alpha, form.beta) else host.text(argument)
         for index, argument in list(enumerate(node.arguments))[form.first : form.end]

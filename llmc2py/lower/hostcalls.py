@@ -55,11 +55,6 @@ _CONSTANT_CLASSES = frozenset({"bool_constant", "integral_constant"})
 _SHARED_ATTRIBUTE = "cudaFuncAttributeMaxDynamicSharedMemorySize"
 
 
-def _require_arguments(node: ex.Call) -> None:
-    if len(node.arguments) < _LEAST_ARGUMENTS.get(node.function, 0):
-        raise SourceError(node.span, f"{node.function} takes more than {len(node.arguments)} arguments")
-
-
 class HostCallLowering(ExpressionLowering):
     """Expression lowering that knows the CUDA runtime.
 
@@ -93,9 +88,14 @@ class HostCallLowering(ExpressionLowering):
             return []
         if node.function in _ENDING:
             return [f'plan.require(False, "arguments with which {node.function}() is not called")']
-        _require_arguments(node)
+        self.require_arguments(node, _LEAST_ARGUMENTS.get(node.function, 0))
         method: Callable[[ex.Call], list[str]] | None = getattr(self, f"_do_{node.function.lower()}", None)
         return method(node) if method else lower_cublas(self, node)
+
+    def require_arguments(self, node: ex.Call, least: int) -> None:
+        """Raise SourceError for a call that lacks arguments."""
+        if len(node.arguments) < least:
+            raise SourceError(node.span, f"{node.function} takes more than {len(node.arguments)} arguments")
 
     def is_check(self, node: ex.Call) -> bool:
         """Whether a call only looks at a status: a function of the source whose first parameter is one."""
@@ -108,7 +108,7 @@ class HostCallLowering(ExpressionLowering):
     def _call(self, node: ex.Call) -> Lowered:
         # auto status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)
         if node.function == "cudaFuncSetAttribute":
-            _require_arguments(node)
+            self.require_arguments(node, _LEAST_ARGUMENTS[node.function])
             return Lowered(self._do_cudafuncsetattribute(node)[0], STATUS)
         # cudaError_t error = cudaGetLastError()
         if _IGNORED.match(node.function) and node.function.startswith("cuda"):
