@@ -40,12 +40,16 @@ def lost_kernels(tree: SyntaxTree, declarations: Sequence[Declaration], items: S
                 yield Diagnostic(Severity.ERROR, place, "a kernel begins here that cannot be read; it is left out")
 
 
+#: Nodes that can be, or hold, the prototype or an explicit instantiation of a kernel.
+_DECLARATIONS = frozenset({"declaration", "template_declaration", "template_instantiation"})
+
+
 def _kernels_begun(item: Item, declaration: Declaration) -> int:
     """Count the kernels or prototypes that an item begins: what stands in a body or in an error is swallowed."""
     if item.kind == "function":
         return int(item.is_kernel)
     words = kernel_words(item.text)
-    if not words or declaration.node.has_error:
+    if not words or declaration.node.type not in _DECLARATIONS or declaration.node.has_error:
         return 0
     # A definition inside something else, as in a statement at file scope, is not read.
     return 0 if any(node.type == "function_definition" for node in walk(declaration.node)) else words

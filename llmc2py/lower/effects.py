@@ -88,10 +88,10 @@ class LauncherEffects:
     ) -> None:
         if call.function in _MEMORY_CALLS:
             written, read = _MEMORY_CALLS[call.function]
-            target = _root(call.arguments[written], roots)
+            target = _root_of_argument(call, written, roots)
             if target is not None:
                 resets.add(target)
-            source = _root(call.arguments[read], roots) if read is not None else None
+            source = _root_of_argument(call, read, roots)
             if source is not None:
                 effects[source].append(Parameter("source", CType("void", 1, True), call.span, intent=Intent.IN))
             return
@@ -125,6 +125,11 @@ def _root(expression: ex.Expression, roots: dict[str, str]) -> str | None:
     if isinstance(expression, ex.Conditional):
         return _root(expression.consequence, roots) or _root(expression.alternative, roots)
     return None
+
+
+def _root_of_argument(call: ex.Call, index: int | None, roots: dict[str, str]) -> str | None:
+    """Return what an argument points into; None where a call has not so many, which is refused when it is lowered."""
+    return _root(call.arguments[index], roots) if index is not None and index < len(call.arguments) else None
 
 
 def _compared_with_null(body: ir.Body) -> set[str]:

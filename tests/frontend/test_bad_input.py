@@ -166,6 +166,13 @@ def test_kernels_inside_a_statement_at_file_scope_are_told(tree):
     assert said(library) == ["odd.cu:2:1: error: a kernel begins here that cannot be read; it is left out"]
 
 
+def test_what_reads_as_an_expression_begins_no_kernel(tree):
+    text = '#include "whole.cuh"\n*f((x[__global__ void __launch_bounds__(1024,)lost(floatX,int\n'
+    library = read_tree(tree(whole__cuh="int a;\n", odd__cu=text))
+    assert names(library) == ["good"]
+    assert "odd.cu:2:7: error: a kernel begins here that cannot be read; it is left out" in said(library)
+
+
 def test_prototypes_are_no_lost_kernels(tree):
     library = read_tree(
         tree(
