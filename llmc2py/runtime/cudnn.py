@@ -25,6 +25,7 @@ from llmc2py.runtime.arrays import (
     packed_copy,
     pointer_of,
 )
+from llmc2py.runtime.cuda.allocation import lasting
 from llmc2py.runtime.cudnnlibrary import frontend_module
 from llmc2py.runtime.dtypes import bfloat16, float16, float32
 from llmc2py.runtime.errors import LaunchError, PrecisionError
@@ -301,7 +302,8 @@ def _workspace(device: int, stream: int, nbytes: int) -> Any:
         return backend.empty((nbytes,), np.dtype(np.uint8))
     key = device, stream, nbytes
     if key not in _captured:
-        _captured[key] = sys.modules["cupy"].ndarray((nbytes,), np.uint8)
+        cupy = sys.modules["cupy"]
+        _captured[key] = cupy.ndarray((nbytes,), np.uint8, lasting(cupy, nbytes))
     return _captured[key]
 
 

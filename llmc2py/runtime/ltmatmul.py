@@ -19,13 +19,15 @@ from typing import Any
 import numpy as np
 
 from llmc2py.runtime.cublas import COMPUTE_TYPES, DATA_TYPES, OP_N, OP_T, Step, accumulator, scale_dtype
+from llmc2py.runtime.cuda.allocation import lasting
 from llmc2py.runtime.gemm import MATRIX_DTYPES, Gemm, Matrix
 
 #: What an algorithm may use beside its matrices, once for each stream; NVIDIA's advice for Hopper.
 WORKSPACE_BYTES = 32 << 20
 #: The largest alignment that algorithms differ in; CuPy's arrays have it.
 _BEST_ALIGNMENT = 256
-_AUX_ALIGNMENT = 16
+#: What its kernels move at once: rows that begin elsewhere go another way where that costs digits, or is not possible.
+_PACKET_BYTES = 16
 #: ``cudaStreamPerThread``: one handle for a stream of each thread.
 _PER_THREAD_STREAM = 2
 #: ``CUBLAS_STATUS_INVALID_VALUE`` and ``CUBLAS_STATUS_NOT_SUPPORTED``: what cuBLASLt says of a product it has not.
@@ -109,12 +111,15 @@ def _epilogue_matrices(gemm: Gemm) -> Iterator[tuple[str, Matrix]]:
 
 
 def _find_call(gemm: Gemm, cupy: Any, binding: Any, device: int, alignment: int, extras: Sequence[int]) -> _Call | None:
-    """Return the call for arrays of an alignment on the current device; None where cuBLASLt has no algorithm."""
-    aux = gemm.epilogue.aux
+    """Return the call for arrays of an alignment on the current device; None where cuBLASLt has none that is exact."""
+    aux, is_narrow = gemm.epilogue.aux, gemm.d.itemsize == 2
+    if is_narrow and gemm.epilogue.name != "DEFAULT" and alignment % _PACKET_BYTES:
+        # It adds the bias to a product that is rounded already (seen on an H200).
+        return None
     if aux is not None:
         # cuBLASLt does not look at these before it runs.
         steps = [aux.ld * aux.itemsize, aux.stride * aux.itemsize if gemm.batch_count > 1 else 0, alignment]
-        if any(step % _AUX_ALIGNMENT for step in steps):
+        if any(step % _PACKET_BYTES for step in steps):
             return None
     try:
         call = _Call(gemm, cupy, binding, device)
@@ -283,7 +288,6 @@ def _workspace(cupy: Any, device: int, stream: int) -> int:
     try:
         return _workspaces[key][1]
     except KeyError:
-        # Not from an allocator of the moment, such as that of a capture or of PyTorch: it outlives what these are for.
-        memory = cupy.get_default_memory_pool().malloc(WORKSPACE_BYTES)
+        memory = lasting(cupy, WORKSPACE_BYTES)
         # Of two threads that come here at once, both take the memory that stood there first.
         return _workspaces.setdefault(key, (memory, memory.ptr))[1]

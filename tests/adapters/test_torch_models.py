@@ -297,5 +297,5 @@ def test_compile_with_cuda_graphs(package: Any, cuda: Any) -> None:
 
 @pytest.mark.gpu
 def test_tensors_of_two_devices_are_refused(package: Any, cuda: Any) -> None:
-    with pytest.raises(TypeError, match="the arrays of a call live on one device"):
+    with pytest.raises(TypeError, match="the tensors of a call live on one device"):
         package.residual(torch.zeros(3, device="cuda"), torch.zeros(3))

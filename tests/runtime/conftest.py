@@ -13,6 +13,7 @@ import pytest
 
 from llmc2py.runtime import arrays
 from llmc2py.runtime.backends import DeviceProperties
+from llmc2py.runtime.cuda import allocation
 
 PROPERTIES = DeviceProperties(
     name="fake",
@@ -96,6 +97,24 @@ class FakeBackend:
         raw = np.empty(nbytes + 256, np.uint8)
         start = -raw.ctypes.data % 256
         return raw[start : start + nbytes].view(dtype).reshape(shape)
+
+
+class FakeDriver:
+    """A CUDA driver whose threads have a mode of capture; 0 is the one that forbids most."""
+
+    def __init__(self) -> None:
+        self.mode = 0
+
+    def cuThreadExchangeStreamCaptureMode(self, cell: Any) -> None:  # noqa: N802
+        self.mode, cell._obj.value = cell._obj.value, self.mode
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+    """Put a driver in place that has nothing but modes of capture."""
+    driver = FakeDriver()
+    monkeypatch.setattr(allocation, "_driver", lambda: driver)
+    return driver
 
 
 @pytest.fixture

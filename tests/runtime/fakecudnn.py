@@ -16,7 +16,10 @@ from tests.runtime.flash import attention, draw
 class HostArray:
     """Stands for ``cupy.ndarray``: host memory, with what the runtime asks of an array."""
 
-    def __init__(self, shape, dtype, offset=0):
+    def __init__(self, shape, dtype, memory=None, *, offset=0):
+        if memory is not None:
+            self.values = memory.values
+            return
         dtype = np.dtype(dtype)
         nbytes = int(np.prod(shape)) * dtype.itemsize
         raw = np.zeros(nbytes + 64 + offset, np.uint8)
@@ -25,7 +28,7 @@ class HostArray:
 
     @classmethod
     def of(cls, values, offset=0):
-        array = cls(values.shape, values.dtype, offset)
+        array = cls(values.shape, values.dtype, offset=offset)
         array.values[...] = values
         return array
 
@@ -58,6 +61,13 @@ class HostArray:
 
     def __mul__(self, other):
         return self.wrap(self.values * getattr(other, "values", other))
+
+
+class HostPool:
+    """Stands for CuPy's memory pool."""
+
+    def malloc(self, nbytes):
+        return HostArray((nbytes,), np.uint8)
 
 
 class NotSupported(Exception):  # noqa: N818 - stands for a class of that name

@@ -14,12 +14,12 @@ import pytest
 from llmc2py.runtime import arrays, cudnn, cudnnlibrary
 from llmc2py.runtime.dtypes import bfloat16, float16
 from llmc2py.runtime.errors import LaunchError, PrecisionError, ToolMissingError
-from tests.runtime.fakecudnn import FakeFrontend, HostArray, call_arrays, run_both
+from tests.runtime.fakecudnn import FakeFrontend, HostArray, HostPool, call_arrays, run_both
 from tests.runtime.flash import found_in, worst
 
 
 @pytest.fixture
-def fake(monkeypatch):
+def fake(monkeypatch, driver):
     """Put a CUDA and a cuDNN of ours in place; returns the latter, with the former as ``cuda``."""
     frontend = FakeFrontend()
     cuda = SimpleNamespace(stream=7, capturing=False, allocated=[])
@@ -37,7 +37,7 @@ def fake(monkeypatch):
         memset=lambda pointer, value, nbytes, stream: ctypes.memset(pointer, value, nbytes),
     )
     monkeypatch.setitem(arrays.BACKENDS, "cuda", backend)
-    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(ndarray=HostArray))
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(ndarray=HostArray, get_default_memory_pool=HostPool))
     monkeypatch.setitem(sys.modules, "cudnn", frontend)
     monkeypatch.setattr(arrays, "has_several_devices", lambda: False)
     monkeypatch.setattr(cudnnlibrary, "load_libraries", lambda: None)

@@ -20,7 +20,7 @@ SHAPE = (8, 3, 5)
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCublasLt:
+def fake(monkeypatch: pytest.MonkeyPatch, driver: Any) -> FakeCublasLt:
     monkeypatch.setattr(ltmatmul, "_workspaces", {})
     return FakeCublasLt()
 
@@ -88,10 +88,10 @@ def test_scalars_have_the_type_of_the_sums(fake: FakeCublasLt) -> None:
 def test_an_algorithm_is_chosen_once_for_each_alignment(offset: int, fake: FakeCublasLt) -> None:
     dtype = "CUDA_R_16BF"
     arrays = lt_arrays(5, dtype, *SHAPE, 1)
-    call = lt_call("BIAS", dtype, *SHAPE)
+    call = lt_call("DEFAULT", dtype, *SHAPE)
     step = step_of(call, arrays, fake)
     call(*arrays)
-    for repeat in range(4):
+    for repeat in range(3):
         copies = [aligned(array, offset if index == repeat else 0) for index, array in enumerate(arrays)]
         copies[2][...] = 0
         step(addresses(copies), 0)
@@ -101,6 +101,19 @@ def test_an_algorithm_is_chosen_once_for_each_alignment(offset: int, fake: FakeC
     assert [one["MIN_ALIGNMENT_D_BYTES"] for one in fake.preferences] == [256, lowest]
     for one in fake.preferences:
         assert len({one[f"MIN_ALIGNMENT_{matrix}_BYTES"] for matrix in "ABCD"}) == 1
+
+
+@pytest.mark.parametrize("dtype", ["CUDA_R_16BF", "CUDA_R_16F", "CUDA_R_32F"])
+@pytest.mark.parametrize("offset", [16, 8, 4])
+def test_epilogues_in_16_bits_of_arrays_that_are_no_packets_go_the_other_way(
+    dtype: str, offset: int, fake: FakeCublasLt
+) -> None:
+    arrays = [aligned(array, offset) for array in lt_arrays(5, dtype, *SHAPE, 1)]
+    seen: list[int] = []
+    step = step_of(lt_call("BIAS", dtype, *SHAPE), arrays, fake, other_way(seen))
+    step(addresses(arrays), 3)
+    is_exact = dtype == "CUDA_R_32F" or offset == 16
+    assert (seen, fake.calls) == (([], 1) if is_exact else ([3], 0))
 
 
 @pytest.mark.parametrize(("dtype", "mask"), [("CUDA_R_16BF", 2), ("CUDA_R_16F", 2), ("CUDA_R_32F", 7)])

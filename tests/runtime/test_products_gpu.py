@@ -91,6 +91,21 @@ def test_transposes_and_alignments(
         check_equal(arrays, others, dtype, k)
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("offset", [0, 1, 2, 8])
+@pytest.mark.parametrize(("m", "n"), [(64, 40), (63, 41)])
+def test_a_bias_is_added_before_the_product_is_rounded(m: int, n: int, offset: int, dtype: str, library: str) -> None:
+    # A product that has more digits than 16 bits hold, of which a bias leaves the last.
+    a, b, d, bias, aux = lt_arrays(1, dtype, m, n, 64, 1, offset=offset)
+    a[...], b[...], bias[...] = 0, 0, -1
+    for array, value in ((a, 2**-6), (b, 2**-7)):
+        rows = array[offset:].reshape(-1, 64)
+        rows[:, 0], rows[:, 1] = 1, value
+    others = on_device([a, b, d, bias, aux])
+    lt_call("BIAS", dtype, m, n, 64, offset=offset)(*others)
+    assert (others[2].get()[offset:] == np.float32(2**-13)).all()
+
+
 @pytest.mark.parametrize("dtype", list(DTYPES))
 def test_strided_matrices_of_a_batch(dtype: str, library: str) -> None:
     random = np.random.default_rng(1)

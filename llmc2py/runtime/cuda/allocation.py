@@ -1,8 +1,10 @@
-"""Memory from elsewhere than CuPy's pool: for libraries that have an allocator of their own."""
+"""Memory that is not of CuPy's current allocator: of a library that has an allocator of its own, or to stay."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import importlib
 import threading
 from collections.abc import Callable, Iterator
@@ -36,3 +38,33 @@ def allocator(allocate: Callable[[int], Any]) -> Iterator[None]:
 def has_allocator() -> bool:
     """Whether new arrays of this thread come from an allocator that was set with `allocator`."""
     return _thread.has_allocator
+
+
+def lasting(cupy: Any, nbytes: int) -> Any:
+    """Return a ``cupy.cuda.MemoryPointer`` to memory on the current device that is kept as long as the process lasts.
+
+    It is never of an `allocator`, which it would outlive, and may be asked for while any stream is captured into a CUDA
+    graph: what is captured can go on using it.
+    """
+    with _allocating_in_captures():
+        return cupy.get_default_memory_pool().malloc(nbytes)
+
+
+#: ``CU_STREAM_CAPTURE_MODE_RELAXED``: this thread may do what no graph records, such as to allocate.
+_RELAXED = 2
+
+
+@contextlib.contextmanager
+def _allocating_in_captures() -> Iterator[None]:
+    """Let this thread allocate, whatever mode (CuPy's relaxed, PyTorch's global) streams are captured in."""
+    exchange, mode = _driver().cuThreadExchangeStreamCaptureMode, ctypes.c_int(_RELAXED)
+    exchange(ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        exchange(ctypes.byref(mode))
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")

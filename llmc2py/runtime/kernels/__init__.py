@@ -16,8 +16,8 @@ __all__ = ["convert", "crossentropy_gradient", "scale_by", "softmax", "softmax_g
 
 SOURCE = KernelSource.beside(__file__, "kernels.cu")
 
-#: Threads of a block where no row has to fit, and what kernels.cu calls KEPT.
-_BLOCK, _KEPT = 256, 4
+#: Threads of a block where no row has to fit; what kernels.cu calls KEPT and MOST_THREADS.
+_BLOCK, _KEPT, _MOST_THREADS = 256, 4, 512
 _CONVERTED = [Param("out", "To*", intent="out"), Param("inp", "const From*", intent="in"), Param("count", "long long")]
 _TYPES = [TemplateParam("To", "type"), TemplateParam("From", "type")]
 _SCALED = [
@@ -62,8 +62,8 @@ def _vector(plan: Plan) -> int:
 
 
 def _threads(plan: Plan, columns: int) -> int:
-    """Return the threads of a block that keep a row in registers, or as many as a block can have."""
-    return min(1024, 32 * ceil_div(max(columns, 1), 32 * _KEPT * _vector(plan)))
+    """Return the threads of a block that keep a row in registers, or the most that there may be."""
+    return min(_MOST_THREADS, 32 * ceil_div(max(columns, 1), 32 * _KEPT * _vector(plan)))
 
 
 def _align(plan: Plan, *arrays: Pointer) -> None:

@@ -95,6 +95,8 @@ __device__ inline float reduce_block(float value) {
 typedef Packet<floatX> Row;
 // Packets of a row that a thread keeps in registers; those of a longer row are read again for each pass.
 #define KEPT 4
+// Threads of a block that keeps a row: with more, two rows' packets would not fit into the registers.
+#define MOST_THREADS 512
 
 // The part of a row of C elements that a thread works on: packets as many apart as the block has threads.
 template<bool Whole>
@@ -192,7 +194,7 @@ __global__ void scale_kernel(floatX* array, const float* factor, long long count
 #if defined(SLICE_softmax_kernel)
 // One block to a row: out = exp(inp - max) / sum(exp(inp - max)).
 template<bool Whole>
-__global__ void softmax_kernel(floatX* out, const floatX* inp, int C) {
+__global__ void __launch_bounds__(MOST_THREADS) softmax_kernel(floatX* out, const floatX* inp, int C) {
     floatX* const result = out + (long long)blockIdx.x * C;
     const Share<Whole> share(inp + (long long)blockIdx.x * C, C);
     const float top = largest_of(share);
@@ -232,7 +234,7 @@ __global__ void softmax_kernel(floatX* out, const floatX* inp, int C) {
 #if defined(SLICE_softmax_gradient_kernel)
 // One block to a row: dinp = out (dout - sum(out dout)).
 template<bool Whole>
-__global__ void softmax_gradient_kernel(floatX* dinp, const floatX* out, const floatX* dout, int C) {
+__global__ void __launch_bounds__(MOST_THREADS) softmax_gradient_kernel(floatX* dinp, const floatX* out, const floatX* dout, int C) {
     floatX* const result = dinp + (long long)blockIdx.x * C;
     const Share<Whole> outs(out + (long long)blockIdx.x * C, C), slopes(dout + (long long)blockIdx.x * C, C);
     float sum = 0.0f;
