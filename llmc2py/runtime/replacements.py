@@ -18,6 +18,8 @@ from llmc2py.runtime.cuda.graphs import refuse_capture_of
 from llmc2py.runtime.interop import as_array, hand_back
 
 _WARP_SIZE = 32
+#: Buckets of so many places, or fewer, are one warp's.
+_FEW_PLACES = 16
 
 
 class Replacement:
@@ -75,11 +77,16 @@ def encoder_backward(
     vector = 16 // dout.dtype.itemsize
     # This needs no buckets: the device works on it while they are made.
     wpe_backward_kernel[ceil_div(T * ceil_div(C, vector), 256), 256](dwpe, dout, inp, B, T, C, seed)
-    buckets, places = token_buckets(tokens, ceil_div(C, _WARP_SIZE * vector))
     module = array_module(dout)
-    wte_backward_kernel[len(buckets), 256](
-        dwte, module.asarray(buckets), module.asarray(places), dout, inp, seed, B, T, C
-    )
+    found = token_buckets(tokens, ceil_div(C, _WARP_SIZE * vector))
+    buckets, places = (module.asarray(array) for array in found)
+    # A block of many warps would leave all but one without work where a token stands in few places.
+    long = int(module.count_nonzero(buckets[:, 1] > _FEW_PLACES)) if wte_backward_kernel.template else len(buckets)
+    if long:
+        wte_backward_kernel[long, 256](dwte, buckets[:long], places, dout, inp, seed, B, T, C)
+    if long < len(buckets):
+        one_warp = wte_backward_kernel.instantiate(_WARP_SIZE)[len(buckets) - long, _WARP_SIZE]
+        one_warp(dwte, buckets[long:], places, dout, inp, seed, B, T, C)
 
 
 def token_buckets(tokens: Any, groups: int) -> tuple[Any, Any]:

@@ -36,14 +36,32 @@ def test_long_buckets_come_first(drawn: tuple[list[int], int]) -> None:
 class Recorder:
     """A kernel or launcher that notes how it is launched and called."""
 
-    def __init__(self) -> None:
-        self.launched: list[tuple[object, ...]] = []
+    def __init__(self, template: tuple[object, ...] = (), launched: list[tuple[object, ...]] | None = None) -> None:
+        self.launched = [] if launched is None else launched
+        self.template = template
 
     def __getitem__(self, configuration: object) -> object:
         return lambda *arguments: self.launched.append((configuration, *arguments))
 
     def __call__(self, *arguments: object) -> None:
         self.launched.append(arguments)
+
+    def instantiate(self, *template: object) -> Recorder:
+        return Recorder(template, self.launched)
+
+
+@pytest.mark.parametrize(("template", "grids"), [((256,), [(2, 256), (3, 32)]), ((), [(5, 256)])])
+def test_tokens_in_few_places_are_left_to_one_warp_where_the_kernel_has_a_choice(
+    template: tuple[object, ...], grids: list[object]
+) -> None:
+    tokens = np.array([7] * 17 + [1] * 16 + [3] * 18 + [0, 2], np.int32)
+    dwte, dout = np.zeros((8, 4), np.float32), np.zeros((53, 4), np.float32)
+    kernels = [Recorder(), Recorder(template)]
+    update = replacements.Replacement(replacements.encoder_backward, kernels, origin="encoder.cuh:1")
+    update(dwte, dwte, None, None, None, dout, tokens, None, 1, 53, 4, 5)
+    assert [launch[0] for launch in kernels[1].launched] == grids
+    buckets = np.concatenate([launch[2] for launch in kernels[1].launched])
+    assert buckets[:, 1:3].tolist() == [[18, 3], [17, 7], [16, 1], [1, 0], [1, 2]]
 
 
 RATES = {"learning_rate": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.01}
