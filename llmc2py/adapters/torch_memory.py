@@ -11,8 +11,8 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from llmc2py.runtime.allocation import allocator
 from llmc2py.runtime.arrays import pointer_of
-from llmc2py.runtime.cuda.allocation import allocator
 from llmc2py.runtime.cuda.device import usable_cupy
 from llmc2py.runtime.interop import external_stream
 

@@ -72,6 +72,7 @@ class CallSite(Uncopied):
         self._precision = precision
         self._kinds = tuple(_kind(param) for param in self.params)
         self._count = len(self._kinds)
+        self._has_open_scalars = _ANY_SCALAR in self._kinds
         self._first_array = next((index for index, kind in enumerate(self._kinds) if kind is _ARRAY), 0)
         self._key_functions: dict[type, KeyFunction | None] = {np.ndarray: key_function(self._kinds, on_cuda=False)}
         self._prepared: dict[tuple[Any, ...], Run | None] = {}

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from llmc2py.runtime.allocation import lasting
 from llmc2py.runtime.arrays import (
     Place,
     backend_named,
@@ -25,7 +26,6 @@ from llmc2py.runtime.arrays import (
     packed_copy,
     pointer_of,
 )
-from llmc2py.runtime.cuda.allocation import lasting
 from llmc2py.runtime.cudnnlibrary import frontend_module
 from llmc2py.runtime.dtypes import bfloat16, float16, float32
 from llmc2py.runtime.errors import LaunchError, PrecisionError

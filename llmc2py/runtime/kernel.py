@@ -14,7 +14,7 @@ import numpy as np
 from llmc2py.runtime.arrays import Place, backend_named
 from llmc2py.runtime.backends import CompiledKernel
 from llmc2py.runtime.callsite import CallSite, Uncopied
-from llmc2py.runtime.configuration import Dims, checked_configuration, is_plain
+from llmc2py.runtime.configuration import Dims, checked_configuration, dim3, is_plain
 from llmc2py.runtime.dtypes import PRECISIONS
 from llmc2py.runtime.errors import PrecisionError
 from llmc2py.runtime.params import (
@@ -26,12 +26,15 @@ from llmc2py.runtime.params import (
     cpp_argument,
     template_values,
 )
-from llmc2py.runtime.plan import Plan
+from llmc2py.runtime.plan import INDEX_LIMIT, Plan
+from llmc2py.runtime.relaunch import FreeLaunch, only_launch
 from llmc2py.runtime.signatures import SignatureOf, signature_of
 from llmc2py.runtime.source import KernelRequest, KernelSource
 
 _WIDE_INTEGERS = ("long", "unsigned long", "long long", "unsigned long long")
 _MAX_CONFIGURATIONS = 256
+#: Calls that are remembered to have come once.
+_MAX_MET = 64
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,7 @@ class Kernel(Uncopied):
         self.selector = selector or f"SLICE_{name}"
         has_wide_integer = any(not p.is_pointer and p.base in _WIDE_INTEGERS for p in self.params)
         self.wide_indices = has_wide_integer if wide_indices is None else wide_indices
+        self._instances: dict[Any, KernelInstance] = {}
         self._plain = KernelInstance(self, (), None)
         self.__doc__ = _described(self)
 
@@ -152,7 +156,9 @@ class Kernel(Uncopied):
         ``precision`` decides what ``floatX`` is inside a kernel that takes no ``floatX`` array (float32 otherwise).
         Raises TypeError for arguments that the template has not.
         """
-        return KernelInstance(self, template_values(self.name, self.template, template), precision)
+        key = template_values(self.name, self.template, template), precision
+        # To a dict, True and 1 are one key.
+        return self._instances.setdefault((key, repr(key)), KernelInstance(self, *key))
 
     def instance(self, binding: Binding) -> Instance:
         """Return the instance for template arguments and a precision that have been found.
@@ -185,6 +191,9 @@ class KernelInstance(Uncopied):
         self._template = template
         self._precision = precision
         self._configured: dict[Any, ConfiguredKernel] = {}
+        #: By the kind of a call's arrays, what launches on them with any grid and scalars; True where there was one
+        #: call, False where such arrays are copied.
+        self.free: dict[tuple[Any, ...], FreeLaunch | bool] = {}
         self.__doc__ = kernel.__doc__
 
     __signature__ = SignatureOf(lambda kernel: kernel.signature)
@@ -230,7 +239,11 @@ class KernelInstance(Uncopied):
 
 
 class ConfiguredKernel(CallSite):
-    """A kernel with its launch configuration, to be called with its arguments."""
+    """A kernel with its launch configuration, to be called with its arguments.
+
+    A plan is recorded for a call that comes again. What a kernel's plan depends on is the kind of its arrays alone:
+    calls on a kind that came before, with a grid, sizes or scalars that have not, are launched without one.
+    """
 
     def __init__(
         self,
@@ -251,7 +264,10 @@ class ConfiguredKernel(CallSite):
         )
         self._shown = f"{instance.name}[{grid}, {block}{f', {shared_bytes}' if shared_bytes else ''}]"
         self._kernel = kernel
-        self._made_of = instance, (grid, block, shared_bytes)
+        self._instance = instance
+        self._configuration = grid, block, shared_bytes
+        self._grid = dim3(kernel.name, "grid", grid)
+        self._met: set[tuple[Any, ...]] = set()
         self.__doc__ = kernel.__doc__
 
     def __repr__(self) -> str:
@@ -259,7 +275,42 @@ class ConfiguredKernel(CallSite):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the kernel and its configuration."""
-        return operator.getitem, self._made_of
+        return operator.getitem, (self._instance, self._configuration)
+
+    def _first_call(self, key: tuple[Any, ...], args: Sequence[Any], pointers: list[int]) -> None:
+        kind = None if key in self._met else self._kind_of(args, pointers)
+        launch = None if kind is None else self._free_launch(kind, args, pointers)
+        if launch is None:
+            return super()._first_call(key, args, pointers)
+        if len(self._met) >= _MAX_MET:
+            self._met.clear()
+        self._met.add(key)
+        return launch(self._grid, args, pointers)
+
+    def _free_launch(self, kind: tuple[Any, ...], args: Sequence[Any], pointers: list[int]) -> FreeLaunch | None:
+        """Return what launches on arrays of a kind that came before; None for a new kind, or one that is copied."""
+        known = self._instance.free
+        found = known.get(kind)
+        if found is None:
+            known[kind] = True
+        elif found is True:
+            plan = self._record(args)
+            launch = only_launch(plan)
+            if launch is not None:
+                known[kind] = found = not self._misplaced(plan, args, pointers) and FreeLaunch(plan, launch)
+        return found if isinstance(found, FreeLaunch) else None
+
+    def _kind_of(self, args: Sequence[Any], pointers: list[int]) -> tuple[Any, ...] | None:
+        """Return what a plan depends on but for grid, sizes and scalars; None where it depends on these too."""
+        arrays = self._arrays(args)
+        if self._kernel.cooperative or self._has_open_scalars or not all(0 < a.size < INDEX_LIMIT for a in arrays):
+            return None
+        kind: list[Any] = [self._configuration[1:]]
+        for array, address in zip(arrays, pointers, strict=True):
+            is_cpu = isinstance(array, np.ndarray)
+            layout = (-1, array.flags.num) if is_cpu else (array.data.device_id, array.flags.c_contiguous)
+            kind += (array.dtype, layout, address & 15)
+        return (*kind, *(arg is None for arg in args))
 
 
 def _expression(name: str, template: Sequence[TemplateValue], precision: str | None) -> str:

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from llmc2py.runtime.allocation import lasting
 from llmc2py.runtime.cublas import COMPUTE_TYPES, DATA_TYPES, OP_N, OP_T, Step, accumulator, scale_dtype
-from llmc2py.runtime.cuda.allocation import lasting
 from llmc2py.runtime.gemm import MATRIX_DTYPES, Gemm, Matrix
 
 #: What an algorithm may use beside its matrices, once for each stream; NVIDIA's advice for Hopper.

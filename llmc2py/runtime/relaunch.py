@@ -1,4 +1,4 @@
-"""A recorded launch that runs again and again with other scalars, such as a learning rate and a seed.
+"""Recorded launches that run again and again with other scalars, such as a learning rate and a seed.
 
 Plans are kept by their scalars. Where some of these are new at every call, each call would record a plan of its own,
 which takes many times as long as to launch a kernel.
@@ -6,9 +6,14 @@ which takes many times as long as to launch a kernel.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+from llmc2py.runtime.arrays import device_scope, needs_scope
+from llmc2py.runtime.backends import Dim3
+from llmc2py.runtime.configuration import check_limits
 from llmc2py.runtime.csemantics import c_scalar, scalar_bits
 from llmc2py.runtime.params import scalar_type
 from llmc2py.runtime.plan import Launch, Plan, Pointer
@@ -85,3 +90,53 @@ class Relaunch:
         for index, slot, offset in self._pointers:
             block[index] = pointers[slot] + offset
         self._start(self._current_stream(), self._address)
+
+
+class FreeLaunch:
+    """The launch of a kernel on arrays of one kind, with any grid and any scalars. Threads may share an object.
+
+    ``plan`` was recorded for arrays of this kind, and its one launch has the block and the shared memory of all others.
+    Raises CompileError and LaunchError as a call would.
+    """
+
+    def __init__(self, plan: Plan, launch: Launch) -> None:
+        kernel, binding = launch.instance.kernel, launch.instance.binding
+        self._kernel = checked_kernel(plan, launch)
+        self._plan, self._launch = plan, launch
+        self._ctypes = [
+            None if param.is_pointer else scalar_type(binding.ctype(param.base), binding.precision)
+            for param in kernel.params
+        ]
+
+    def __call__(self, grid: Dim3, args: Sequence[Any], pointers: Sequence[int]) -> None:
+        """Launch with these arguments, of whose arrays the addresses are ``pointers``.
+
+        Raises LaunchError for a grid that the device has not, OverflowError for a scalar that its type does not hold.
+        """
+        plan, launch, kernel = self._plan, self._launch, self._launch.instance.kernel
+        check_limits(launch.kernel, plan.device, grid, launch.block, launch.shared)
+        if 0 in grid:
+            return
+        count, addresses = len(args), iter(pointers)
+        cells = (ctypes.c_uint64 * count)()
+        for index, (param, ctype, value) in enumerate(zip(kernel.params, self._ctypes, args, strict=True)):
+            if ctype is not None:
+                cells[index] = scalar_bits(c_scalar(value, ctype, param.name, kernel.name), ctype)
+            elif value is not None:
+                cells[index] = next(addresses)
+        first = ctypes.addressof(cells)
+        table = (ctypes.c_void_p * count)(*range(first, first + 8 * count, 8))
+        self._watch(args, pointers)
+        with device_scope(plan.place) if needs_scope(plan.place) else contextlib.nullcontext():
+            stream = plan.backend.current_stream()
+            self._kernel.launch(grid, launch.block, launch.shared, stream, ctypes.addressof(table))
+
+    def _watch(self, args: Sequence[Any], pointers: Sequence[int]) -> None:
+        """Tell a backend that checks memory accesses which arrays the launch gets, while it does."""
+        backend: Any = self._plan.backend
+        if hasattr(backend, "is_checking") and backend.is_checking():
+            sizes = [
+                arg.nbytes for arg, ctype in zip(args, self._ctypes, strict=True) if ctype is None and arg is not None
+            ]
+            names = [slot.name for slot in self._plan.slots]
+            backend.register_buffers(list(zip(names, pointers, sizes, strict=True)))

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc2py.runtime import arrays
+from llmc2py.runtime import allocation, arrays
 from llmc2py.runtime.backends import DeviceProperties
-from llmc2py.runtime.cuda import allocation
 
 PROPERTIES = DeviceProperties(
     name="fake",

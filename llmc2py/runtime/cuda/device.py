@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
+from llmc2py.runtime.allocation import has_allocator
 from llmc2py.runtime.backends import DeviceProperties, Dim3
 from llmc2py.runtime.cuda import nvrtc, toolkit
-from llmc2py.runtime.cuda.allocation import has_allocator
 from llmc2py.runtime.errors import LaunchError, ToolMissingError
 from llmc2py.runtime.source import KernelRequest
 

@@ -10,9 +10,9 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from llmc2py.runtime.allocation import allocator
 from llmc2py.runtime.arrays import Place, backend_named, common_place, cupy_array_type, device_scope, is_array, place_of
 from llmc2py.runtime.autograd import Tensor
-from llmc2py.runtime.cuda.allocation import allocator
 from llmc2py.runtime.interop import is_foreign
 
 __all__ = ["Graph", "capture", "refuse_capture", "refuse_capture_of"]

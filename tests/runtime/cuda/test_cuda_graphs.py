@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc2py.runtime import Tensor, arrays, replacements
-from llmc2py.runtime.cuda import allocation, graphs
+from llmc2py.runtime import Tensor, allocation, arrays, replacements
+from llmc2py.runtime.cuda import graphs
 from llmc2py.runtime.dtypes import bfloat16, float32
 
 

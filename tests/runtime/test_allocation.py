@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llmc2py.runtime.cuda.allocation import lasting
+from llmc2py.runtime.allocation import lasting
 
 #: ``CU_STREAM_CAPTURE_MODE_GLOBAL`` and ``CU_STREAM_CAPTURE_MODE_RELAXED``.
 GLOBAL, RELAXED = 0, 2
