@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from llmc2py.runtime.arrays import array_module
+from llmc2py.runtime.arrays import backend_named, check_dtype, device_scope, place_of
 from llmc2py.runtime.csemantics import ceil_div
 from llmc2py.runtime.cuda.graphs import refuse_capture_of
+from llmc2py.runtime.dtypes import int32
 from llmc2py.runtime.interop import as_array, hand_back
+from llmc2py.runtime.kernels import buckets
 
 _WARP_SIZE = 32
-#: Buckets of so many places, or fewer, are one warp's.
-_FEW_PLACES = 16
 
 
 class Replacement:
@@ -61,70 +61,70 @@ def encoder_backward(
 ) -> None:
     """Add the gradients of token and position embeddings to `dwte` (V, C) and `dwpe` (T, C).
 
-    `dout` is (B, T, C), `inp` (B, T) tokens beside it and `inputs_cpu` the same tokens as a NumPy array; without it
-    (None) they are sorted where `inp` is. Places are sorted into buckets by token, so that no block adds to another's
-    row; the buckets need no memory of the caller: `scratch`, `workload_indices` and `bucket_info` may be None.
+    `dout` is (B, T, C) and `inp` has the (B, T) tokens, in int32. Places are sorted into buckets by token where the
+    tokens are, so that no block adds to another's row. That needs no memory of the caller and no tokens on the host:
+    `scratch`, `workload_indices`, `bucket_info` and `inputs_cpu` may be None.
 
-    Raises IndexError, naming the token and its place, for one that `dwte` has no row of, and RuntimeError while a CUDA
-    graph is captured.
+    Raises IndexError, naming the token and its place, for one that `dwte` has no row of, TypeError for tokens that are
+    not int32, and RuntimeError while a CUDA graph is captured.
     """
     wpe_backward_kernel, wte_backward_kernel = uses
     if B * T * C == 0:
         return
     refuse_capture_of(dout, "encoder_backward has as many blocks as there are tokens, which no graph can repeat")
-    tokens = (inp if inputs_cpu is None else inputs_cpu).reshape(-1)[: B * T]
-    _check_tokens(tokens, dwte.size // C, T)
-    vector = 16 // dout.dtype.itemsize
-    # This needs no buckets: the device works on it while they are made.
+    vector, rows = 16 // dout.dtype.itemsize, dwte.size // C
+    place_of(inp, "inp", "encoder_backward")
+    check_dtype(inp, int32, "inp", "const int*", "encoder_backward")
+    tokens = inp.reshape(-1)[: B * T]
+    made = token_buckets(tokens, rows, ceil_div(C, _WARP_SIZE * vector))
+    if not made.valid:
+        raise _no_row(tokens, rows, T)
     wpe_backward_kernel[ceil_div(T * ceil_div(C, vector), 256), 256](dwpe, dout, inp, B, T, C, seed)
-    module = array_module(dout)
-    found = token_buckets(tokens, ceil_div(C, _WARP_SIZE * vector))
-    buckets, places = (module.asarray(array) for array in found)
     # A block of many warps would leave all but one without work where a token stands in few places.
-    long = int(module.count_nonzero(buckets[:, 1] > _FEW_PLACES)) if wte_backward_kernel.template else len(buckets)
+    long = made.long if wte_backward_kernel.template else made.total
     if long:
-        wte_backward_kernel[long, 256](dwte, buckets[:long], places, dout, inp, seed, B, T, C)
-    if long < len(buckets):
-        one_warp = wte_backward_kernel.instantiate(_WARP_SIZE)[len(buckets) - long, _WARP_SIZE]
-        one_warp(dwte, buckets[long:], places, dout, inp, seed, B, T, C)
+        wte_backward_kernel[long, 256](dwte, made.buckets[:long], made.places, dout, inp, seed, B, T, C)
+    if long < made.total:
+        one_warp = wte_backward_kernel.instantiate(_WARP_SIZE)[made.total - long, _WARP_SIZE]
+        one_warp(dwte, made.buckets[long : made.total], made.places, dout, inp, seed, B, T, C)
 
 
-def token_buckets(tokens: Any, groups: int) -> tuple[Any, Any]:
-    """Return buckets (begin, length, token, group of columns), the longest first, and the places that they index.
+class TokenBuckets(NamedTuple):
+    """Buckets (begin, number of places, token, group of columns), of which `total` are there, and the places."""
 
-    All groups of one token share its places, which stand in rising order. The results are int32 arrays where the tokens
-    (one axis, at least one token) are.
+    buckets: Any
+    places: Any
+    total: int
+    #: How many buckets, from the first one on, have more than 16 places.
+    long: int
+    #: Whether all tokens have a row; without, nothing else counts.
+    valid: bool
+
+
+def token_buckets(tokens: Any, rows: int, groups: int) -> TokenBuckets:
+    """Return the buckets of int32 tokens (one axis, at least one) of an embedding that has `rows`; waits for them.
+
+    All groups of one token share its places, which stand in rising order. Buckets stand by classes of length, the
+    longest first, and by token within a class. The arrays are int32 and lie where the tokens are.
     """
-    module = array_module(tokens)
-    places = _rising(tokens).astype(np.int32)
-    ordered = tokens[places]
-    begins = module.concatenate([module.zeros(1, np.int64), module.flatnonzero(ordered[1:] != ordered[:-1]) + 1])
-    counts = module.concatenate([begins[1:], module.full(1, len(ordered), np.int64)]) - begins
-    order = _rising(counts.max() - counts)
-    rows = module.empty((len(order), groups, 4), np.int32)
-    rows[:, :, 0] = begins[order][:, None]
-    rows[:, :, 1] = counts[order][:, None]
-    rows[:, :, 2] = ordered[begins[order]][:, None]
-    rows[:, :, 3] = module.arange(groups)
-    return rows.reshape(-1, 4), places
+    place, count = place_of(tokens, "tokens"), len(tokens)
+    empty = backend_named(place.backend).empty
+    # NumPy sorts 16 bits by their digits, several times as fast; what they do not hold is no row.
+    keys = tokens.astype(np.uint16) if place.backend == "cpu" and rows <= 1 << 16 else tokens
+    with device_scope(place):
+        # Never empty: nothing is launched for arrays of no elements.
+        made = empty((max(1, min(count, rows)) * groups, 4), int32)
+        counts, places = empty((buckets.counts_size(rows),), int32), empty((count,), int32)
+        sorted_places = keys.argsort(kind="stable")
+        buckets.make_buckets(made, counts, places, tokens, sorted_places, count, rows, groups)
+        present, long, wrong = counts[:3].tolist()
+    return TokenBuckets(made, places, present * groups, long * groups, not wrong)
 
 
-def _rising(values: Any) -> Any:
-    """Return the order that sorts values from 0 on; equal ones keep theirs."""
-    # NumPy sorts 16 bits by their digits, several times as fast.
-    if isinstance(values, np.ndarray) and values.max() < 1 << 16:
-        values = values.astype(np.uint16)
-    return values.argsort(kind="stable")
-
-
-def _check_tokens(tokens: Any, rows: int, T: int) -> None:
-    # One number to wait for: negative tokens are large where they are read without a sign.
-    unsigned = tokens.astype(f"i{tokens.dtype.itemsize}", copy=False).view(f"u{tokens.dtype.itemsize}")
-    if int(unsigned.max()) < rows:
-        return
+def _no_row(tokens: Any, rows: int, T: int) -> IndexError:
     values = tokens if isinstance(tokens, np.ndarray) else tokens.get()
     place = int(np.flatnonzero((values < 0) | (values >= rows))[0])
-    raise IndexError(
+    return IndexError(
         f"encoder_backward: token {int(values[place])} at position ({place // T}, {place % T}) is no row of the "
         f"embedding, which has {rows}"
     )

@@ -7,6 +7,7 @@ import pytest
 
 from llmc2py.runtime import kernels, ops
 from llmc2py.runtime.dtypes import PRECISIONS, bfloat16, float16, float32
+from llmc2py.runtime.kernels import buckets
 from llmc2py.runtime.poison import poisoned_arrays
 
 NARROW = [float16, bfloat16]
@@ -159,3 +160,48 @@ def test_no_rows(xp):
     assert ops.softmax_of(nothing).shape == ops.softmax_gradient(nothing, nothing).shape == (0, 8)
     none = xp.zeros(0, float32)
     assert ops.crossentropy_gradient(nothing, none, xp.zeros(0, np.int32), none, 1.0, 8).shape == (0, 8)
+
+
+def bucket_arrays(xp, tokens, V, groups, guard=0):
+    """Return the arrays of `make_buckets`, with elements behind each that nothing may write."""
+    N = len(tokens)
+    return [
+        *(xp.full(size + guard, 7, np.int32) for size in (4 * min(N, V) * groups, buckets.counts_size(V), N)),
+        xp.asarray(tokens.astype(np.int32)),
+        xp.asarray(tokens.argsort(kind="stable")),
+    ]
+
+
+@pytest.mark.parametrize("V", [1, 2, 5, 2000, 50257])
+@pytest.mark.parametrize("N", [1, 2, 3000])
+def test_buckets_write_nothing_behind_their_arrays_and_are_the_same_with_any_threads(xp, V, N):
+    tokens = np.minimum(np.random.default_rng(N).zipf(1.3, N) - 1, V - 1)
+    made, counts, places, *given = bucket_arrays(xp, tokens, V, 3, guard=4)
+    sizes = 12 * min(N, V), buckets.counts_size(V), N
+    buckets.make_buckets(*(a[:size] for a, size in zip((made, counts, places), sizes, strict=True)), *given, N, V, 3)
+    for array, size in zip((made, counts, places), sizes, strict=True):
+        assert to_numpy(array[size:]).tolist() == [7] * 4
+    present, lengths = np.unique(tokens, return_counts=True)
+    assert to_numpy(counts[:3]).tolist() == [len(present), np.count_nonzero(lengths > 16), 0]
+    for threads in (32, 96, 1024):
+        again, numbers = xp.full_like(made, 7), counts.copy()
+        buckets.order_buckets_kernel[1, threads](again, numbers, V, 3)
+        assert np.array_equal(to_numpy(again), to_numpy(made))
+        assert np.array_equal(to_numpy(numbers), to_numpy(counts))
+
+
+@pytest.mark.parametrize("wrong", [-1, -(2**31), 6, 2**31 - 1])
+def test_tokens_out_of_range_are_noted_and_counted_nowhere(xp, wrong):
+    made, counts, places, *given = bucket_arrays(xp, np.array([3, wrong, 3, 0, wrong]), 6, 1, guard=4)
+    buckets.make_buckets(made, counts[:12], places, *given, 5, 6, 1)
+    assert to_numpy(counts).tolist() == [2, 0, 1, 0, 1, 0, 0, 2, 0, 0, 0, 0, 7, 7, 7, 7]
+    assert to_numpy(made[20:]).tolist() == [7] * 4
+
+
+def test_buckets_for_which_there_is_no_room_are_refused(xp):
+    arrays = bucket_arrays(xp, np.zeros(5, np.int64), 3, 2)
+    buckets.make_buckets(*arrays, 5, 3, 2)
+    with pytest.raises(ValueError, match=r"^make_buckets: `buckets` has 6 elements, min\(N, V\) \* groups = 9 are"):
+        buckets.make_buckets(*arrays, 5, 3, 3)
+    with pytest.raises(ValueError, match=r"^make_buckets: `counts` has 8 elements, counts_size\(V\) = 12 are needed$"):
+        buckets.make_buckets(*arrays, 5, 5, 1)

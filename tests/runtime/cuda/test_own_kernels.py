@@ -6,6 +6,7 @@ import pytest
 
 from llmc2py.runtime import kernels
 from llmc2py.runtime.cuda import compile_cubin
+from llmc2py.runtime.kernels import buckets
 from llmc2py.runtime.source import KernelRequest
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
@@ -25,4 +26,10 @@ def test_compiles(name):
     assert kernel.selector == f"SLICE_{name}"
     precision = "float16" if name == "scale_kernel" else "bfloat16"
     request = KernelRequest(kernels.SOURCE, EXPRESSIONS[name], kernel.selector, precision, ())
+    assert compile_cubin(request, "sm_90").cubin
+
+
+@pytest.mark.parametrize("name", ["count_tokens_kernel", "order_buckets_kernel"])
+def test_kernels_of_buckets_compile(name):
+    request = KernelRequest(buckets.SOURCE, name, getattr(buckets, name).selector, "float32", ())
     assert compile_cubin(request, "sm_90").cubin
