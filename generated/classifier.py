@@ -55,7 +55,7 @@ class FusedClassifierFunction(Function):
     loss: () float32: 0 where there are no rows
     """
 
-    origin = "llmc/fused_classifier.cuh:96"
+    origin = "llmc/fused_classifier.cuh:124"
 
     @staticmethod
     def forward(
@@ -99,10 +99,12 @@ class FusedClassifierFunction(Function):
                 if inplace:
                     clear(wide, V)
                     assign(given, cropped(wide, (*lead, Vp)))
-        loss = zeros((), float32, logits)
         if N > 0:
+            loss = empty((), float32, logits)
             global_sum_deterministic(loss, losses, N)
-        scale(loss, share)
+            scale(loss, share)
+        else:
+            loss = zeros((), float32, logits)
         ctx.save(logits, targets, losses)
         return loss
 

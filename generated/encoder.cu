@@ -98,19 +98,28 @@ __device__ inline void store_packet(ElementType* target, const Packed128<Element
     if (one_piece) store128(target, packet);
     else store_elements(target, packet, left);
 }
-#line 28 "llmc/encoder.cuh"
-__global__ void encoder_forward_kernel3(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C) {
-    const unsigned int per_row = (((C) + (x128::size) - 1) / (x128::size));
-    const size_t packets = (size_t)per_row * B * T;
-    for (size_t p = (size_t)blockIdx.x * blockDim.x + threadIdx.x; p < packets; p += (size_t)gridDim.x * blockDim.x) {
-
-        const unsigned int row = (unsigned int)p / per_row;
-        const int c = ((unsigned int)p - row * per_row) * x128::size;
-        const x128 of_token = load_packet(wte + (size_t)inp[row] * C + c, C - c);
-        const x128 of_place = load_packet(wpe + (size_t)(row % T) * C + c, C - c);
-        x128 sum;
-        #pragma unroll
-        for (int i = 0; i < x128::size; ++i) sum[i] = (floatX)((float)of_token[i] + (float)of_place[i]);
-        store_packet(out + (size_t)row * C + c, sum, C - c);
+#line 29 "llmc/encoder.cuh"
+template<bool Whole>
+__device__ inline void embed_rows(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C) {
+    const size_t rows = (size_t)B * T;
+    const size_t warps = (size_t)gridDim.x * blockDim.x / 32;
+    const int lane = threadIdx.x % 32;
+    for (size_t row = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 32; row < rows; row += warps) {
+        const floatX* const of_token = wte + (size_t)inp[row] * C;
+        const floatX* const of_place = wpe + row % T * C;
+        for (int c = lane * x128::size; c < C; c += 32 * x128::size) {
+            const x128 place = load_packet<Whole>(of_place + c, C - c);
+            const x128 token = load_packet<Whole>(of_token + c, C - c);
+            x128 sum;
+            #pragma unroll
+            for (int i = 0; i < x128::size; ++i) sum[i] = (floatX)((float)token[i] + (float)place[i]);
+            store_packet<Whole>(out + row * C + c, sum, C - c);
+        }
     }
+}
+#line 48 "llmc/encoder.cuh"
+__global__ void encoder_forward_kernel3(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C) {
+    const bool whole = C % x128::size == 0 && is_aligned128(out) && is_aligned128(wte) && is_aligned128(wpe);
+    if (whole) embed_rows<true>(out, inp, wte, wpe, B, T, C);
+    else embed_rows<false>(out, inp, wte, wpe, B, T, C);
 }

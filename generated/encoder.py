@@ -17,7 +17,6 @@ from llmc2py.runtime import (
     Pointer,
     Tensor,
     ceil_div,
-    idiv,
     launcher,
     next_seed,
 )
@@ -59,7 +58,7 @@ encoder_forward_kernel3 = Kernel(
         Param("T", "int"),
         Param("C", "int"),
     ],
-    origin="llmc/encoder.cuh:28",
+    origin="llmc/encoder.cuh:48",
 )
 
 
@@ -73,13 +72,12 @@ encoder_forward_kernel3 = Kernel(
         Param("T", "int"),
         Param("C", "int"),
     ],
-    origin="llmc/encoder.cuh:135",
+    origin="llmc/encoder.cuh:145",
 )
 def encoder_forward(plan: Plan, out: Pointer, inp: Pointer, wte: Pointer, wpe: Pointer, B: int, T: int, C: int) -> None:
     """Launch `encoder_forward_kernel3<<<blocks, threads>>>`."""
-    x128_size = 16 // plan.sizeof("floatX")
     threads = 256
-    blocks = ceil_div(B * T * idiv(C + (x128_size - 1), x128_size), threads)
+    blocks = ceil_div(B * T, threads // 32)
     plan.launch(encoder_forward_kernel3, blocks, threads, 0, out, inp, wte, wpe, B, T, C)
 
 
@@ -97,7 +95,7 @@ class EncoderFunction(Function):
     out: (..., T, C): one row of C for each token
     """
 
-    origin = "llmc/encoder.cuh:135"
+    origin = "llmc/encoder.cuh:145"
 
     @staticmethod
     def forward(ctx: Context, inp: Array, wte: Array, wpe: Array) -> Array:

@@ -128,7 +128,7 @@ __device__ inline void add_rounded(floatX* gradient, float addend, unsigned int 
     stochastic_rounding((float)*gradient + addend, gradient, seed);
 }
 #if defined(SLICE_wte_backward_kernel)
-#line 51 "llmc/encoder.cuh"
+#line 61 "llmc/encoder.cuh"
 __device__ inline void add_few_places(floatX* row, const int* places, int count, const floatX* dout, unsigned int seed, int c, int C) {
     const int left = C - c;
     if (left <= 0) return;
@@ -146,7 +146,7 @@ __device__ inline void add_few_places(floatX* row, const int* places, int count,
     for (int k = 0; k < x128::size; ++k) add_rounded(&updated[k], sum[k], seed + k);
     store_packet(row + c, updated, left);
 }
-#line 71 "llmc/encoder.cuh"
+#line 81 "llmc/encoder.cuh"
 template <int BLOCK_SIZE=256>
 __global__ void wte_backward_kernel(floatX* dwte, const int4* bucket_info, const int* workload_indices, const floatX* dout, const int* inp, unsigned int seed, int B, int T, int C) {
     constexpr int WARPS = BLOCK_SIZE / 32;
@@ -186,7 +186,7 @@ __global__ void wte_backward_kernel(floatX* dwte, const int4* bucket_info, const
 }
 #endif
 #if defined(SLICE_wpe_backward_kernel)
-#line 110 "llmc/encoder.cuh"
+#line 120 "llmc/encoder.cuh"
 __global__ void wpe_backward_kernel(floatX* dwpe, const floatX* dout, const int* inp, int B, int T, int C, unsigned int seed) {
     const size_t per_row = (((C) + (x128::size) - 1) / (x128::size));
     const size_t packets = per_row * T;

@@ -75,6 +75,35 @@ def test_a_target_without_a_chance_leaves_the_other_gradients(bench, op, width):
     np.testing.assert_allclose(bench.numpy(given.grad), wanted / (4 if op == "classifier" else 1), rtol=1e-5, atol=1e-7)
 
 
+#: Logits that a sum of exponentials overflows on, or loses digits on, where its offset is chosen badly.
+SPREADS = {
+    "rising": lambda x: x + np.linspace(-3000, 3000, x.shape[-1]),
+    "falling": lambda x: x - np.linspace(-3000, 3000, x.shape[-1]),
+    "far from zero": lambda x: x - 30_000,
+    "one above all": lambda x: np.where(np.arange(x.shape[-1]) == x.shape[-1] - 2, 500, x),
+    "partly impossible": lambda x: np.where(np.arange(x.shape[-1]) % 3 == 2, -np.inf, x),
+}
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("inplace", [False, True])
+def test_logits_far_apart_and_far_from_zero(bench, inplace, spread):
+    logits, targets = bench.inputs("classifier", (4, 4104), "float32", V=4101).values()
+    targets = bench.xp.asarray(bench.numpy(targets) // 3 * 3)
+    logits = bench.xp.asarray(SPREADS[spread](bench.numpy(logits)).astype(np.float32))
+    values = bench.numpy(logits)[:, :4101].astype(np.float64)
+    top = values.max(axis=-1, keepdims=True)
+    likelihoods = values - top - np.log(np.exp(values - top).sum(axis=-1, keepdims=True))
+    rows, columns = np.arange(4), bench.numpy(targets)
+    given = Tensor(logits)
+    loss = bench.layers.FusedClassifier(4101, inplace=inplace)(given, targets)
+    loss.backward()
+    np.testing.assert_allclose(bench.numpy(loss.data), -likelihoods[rows, columns].mean(), rtol=1e-6)
+    wanted = np.exp(likelihoods)
+    wanted[rows, columns] -= 1
+    np.testing.assert_allclose(bench.numpy(given.grad)[:, :4101], wanted / 4, atol=1e-6)
+
+
 def run_whole(bench, arrays, *gradient, **options):
     """The loss and the gradient of logits that are the output of another layer, as in a model."""
     x = Tensor(arrays["logits"])

@@ -24,21 +24,31 @@ __device__ inline void add_rounded(floatX* gradient, float addend, unsigned int 
 // ---------------------------------------------------------------------------------------------------------------
 // forward
 
-// A thread takes one packet of a row at a time; any grid will do.
-__global__ void encoder_forward_kernel3(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C) {
-    const unsigned int per_row = CEIL_DIV(C, x128::size);
-    const size_t packets = (size_t)per_row * B * T;
-    for (size_t p = (size_t)blockIdx.x * blockDim.x + threadIdx.x; p < packets; p += (size_t)gridDim.x * blockDim.x) {
-        // The launcher counts packets with an int. To divide 64 bits would take longer than all the rest.
-        const unsigned int row = (unsigned int)p / per_row;
-        const int c = ((unsigned int)p - row * per_row) * x128::size;
-        const x128 of_token = load_packet(wte + (size_t)inp[row] * C + c, C - c);
-        const x128 of_place = load_packet(wpe + (size_t)(row % T) * C + c, C - c);
-        x128 sum;
-        #pragma unroll
-        for (int i = 0; i < x128::size; ++i) sum[i] = (floatX)((float)of_token[i] + (float)of_place[i]);
-        store_packet(out + (size_t)row * C + c, sum, C - c);
+// A warp takes one row at a time, so that nobody divides; any grid will do. Whole says that all packets are full and aligned:
+// then those of the token and of the place are under way together.
+template<bool Whole>
+__device__ inline void embed_rows(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C) {
+    const size_t rows = (size_t)B * T;
+    const size_t warps = (size_t)gridDim.x * blockDim.x / WARP_SIZE;
+    const int lane = threadIdx.x % WARP_SIZE;
+    for (size_t row = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / WARP_SIZE; row < rows; row += warps) {
+        const floatX* const of_token = wte + (size_t)inp[row] * C;
+        const floatX* const of_place = wpe + row % T * C;
+        for (int c = lane * x128::size; c < C; c += WARP_SIZE * x128::size) {
+            const x128 place = load_packet<Whole>(of_place + c, C - c);
+            const x128 token = load_packet<Whole>(of_token + c, C - c);
+            x128 sum;
+            #pragma unroll
+            for (int i = 0; i < x128::size; ++i) sum[i] = (floatX)((float)token[i] + (float)place[i]);
+            store_packet<Whole>(out + row * C + c, sum, C - c);
+        }
     }
+}
+
+__global__ void encoder_forward_kernel3(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C) {
+    const bool whole = C % x128::size == 0 && is_aligned128(out) && is_aligned128(wte) && is_aligned128(wpe);
+    if (whole) embed_rows<true>(out, inp, wte, wpe, B, T, C);
+    else embed_rows<false>(out, inp, wte, wpe, B, T, C);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -135,7 +145,7 @@ __global__ void wpe_backward_kernel(floatX* dwpe, const floatX* dout, const int*
 void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C, cudaStream_t stream) {
     NVTX_RANGE_FN();
     const int threads = 256;
-    const int blocks = CEIL_DIV(B * T * CEIL_DIV(C, x128::size), threads);
+    const int blocks = CEIL_DIV(B * T, threads / WARP_SIZE);
     encoder_forward_kernel3<<<blocks, threads, 0, stream>>>(out, inp, wte, wpe, B, T, C);
     cudaCheck(cudaGetLastError());
 }

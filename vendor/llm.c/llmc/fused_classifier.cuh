@@ -14,36 +14,64 @@ For each of B*T rows of logits x, of which V are in use and P are in memory, wit
 #include "cuda_common.h"
 #include "cuda_utils.cuh"
 
-// What softmax takes from a row: p = Scale exp(x - Offset).
+// Exponentials are powers of two here, which the hardware has: exp(x) = exp2(LOG2_E x).
+#define LOG2_E 1.44269504f
+#define LN_2 0.69314718f
+// A sum of exponentials that grows beyond this is begun anew, relative to a larger value.
+#define LARGEST_SUM 1e18f
+
+// What softmax takes from a row: p = Scale exp2(LOG2_E x - Offset).
 struct SoftmaxParams { float Scale, Offset; };
 
-// Takes the first left elements of a packet (all, if Whole) into the largest value and the sum of exponentials so far. Of
-// a row all packets but the last are full, and a comparison for each element would cost as much as the rest of its work.
-template<bool Whole>
-__device__ inline void take_packet(float& peak, float& sum, const x128& packet, int left) {
-    float higher = peak;
-    #pragma unroll
-    for (int i = 0; i < x128::size; ++i) higher = Whole || i < left ? fmaxf(higher, (float)packet[i]) : higher;
-    sum *= expf(peak - higher);
-    #pragma unroll
-    for (int i = 0; i < x128::size; ++i) sum += Whole || i < left ? expf((float)packet[i] - higher) : 0.0f;
-    peak = higher;
+__device__ inline float power_of(floatX x, float offset) {
+    return exp2f(fmaf(LOG2_E, (float)x, -offset));
 }
 
-// A block reads row idx once. Each thread keeps the largest of its values, and the sum of exponentials relative to it.
-__device__ SoftmaxParams prepare_softmax_blockwide3(int64_t idx, const floatX* inp, int V, int P) {
-    const floatX* row = inp + idx * P;
-    float peak = -FLT_MAX;
+// The exponentials of the first left elements of a packet (all, if Whole), added up. Of a row all packets but the last are
+// full, and a comparison for each element would cost as much as the rest of its work.
+template<bool Whole>
+__device__ inline float sum_packet(const x128& packet, int left, float offset) {
     float sum = 0.0f;
-    for (int c = threadIdx.x * x128::size; c < V; c += blockDim.x * x128::size) {
-        const int left = V - c;
-        const x128 packet = load_packet(row + c, left);
-        if (left >= x128::size) take_packet<true>(peak, sum, packet, left);
-        else take_packet<false>(peak, sum, packet, left);
+    #pragma unroll
+    for (int i = 0; i < x128::size; ++i) sum += Whole || i < left ? power_of(packet[i], offset) : 0.0f;
+    return sum;
+}
+
+// Takes a packet into a sum of exponentials. Nearly always the offset can stay, so nobody looks for the largest element.
+template<bool Whole>
+__device__ inline void take_packet(float& offset, float& sum, const x128& packet, int left) {
+    const float added = sum_packet<Whole>(packet, left, offset);
+    if (added < LARGEST_SUM) {
+        sum += added;
+        return;
     }
-    const float offset = blockReduce<warpReduceMax>(peak, false, -FLT_MAX);
+    float higher = offset;
+    #pragma unroll
+    for (int i = 0; i < x128::size; ++i) higher = Whole || i < left ? fmaxf(higher, LOG2_E * (float)packet[i]) : higher;
+    sum = sum * exp2f(offset - higher) + sum_packet<Whole>(packet, left, higher);
+    offset = higher;
+}
+
+// A thread's share of a row. Whole says that all packets lie at multiples of 16 bytes, with memory (though perhaps no element
+// in use) up to their ends.
+template<bool Whole>
+__device__ inline void sum_share(float& offset, float& sum, const floatX* row, int V, int P) {
+    int c = threadIdx.x * x128::size;
+    for (; c + x128::size <= V; c += blockDim.x * x128::size) {
+        take_packet<true>(offset, sum, load_packet<Whole>(row + c, P - c), x128::size);
+    }
+    if (c < V) take_packet<false>(offset, sum, load_packet<Whole>(row + c, P - c), V - c);
+}
+
+// A block reads row idx once. The threads' sums have offsets of their own.
+__device__ SoftmaxParams prepare_softmax_blockwide3(int64_t idx, const floatX* inp, int V, int P) {
+    float own = -FLT_MAX;
+    float sum = 0.0f;
+    if (P % x128::size == 0 && is_aligned128(inp)) sum_share<true>(own, sum, inp + idx * P, V, P);
+    else sum_share<false>(own, sum, inp + idx * P, V, P);
+    const float offset = blockReduce<warpReduceMax>(own, false, -FLT_MAX);
     // The two reductions have shared memory of their own each, so nothing has to be waited for in between.
-    const float total = blockReduce<warpReduceSum>(sum * expf(peak - offset));
+    const float total = blockReduce<warpReduceSum>(sum * exp2f(own - offset));
     return SoftmaxParams{1.0f / total, offset};
 }
 
@@ -53,7 +81,7 @@ template<bool Plain>
 __device__ inline void classify_packet(x128& probability, x128& gradient, const x128& x, SoftmaxParams softmax, float dloss, int target, int c, int V) {
     #pragma unroll
     for (int i = 0; i < x128::size; ++i) {
-        const float p = Plain || c + i < V ? softmax.Scale * expf((float)x[i] - softmax.Offset) : 0.0f;
+        const float p = Plain || c + i < V ? softmax.Scale * power_of(x[i], softmax.Offset) : 0.0f;
         probability[i] = (floatX)p;
         gradient[i] = (floatX)((p - (!Plain && c + i == target ? 1.0f : 0.0f)) * dloss);
     }
@@ -70,7 +98,7 @@ __global__ void __launch_bounds__(1024, MAX_1024_THREADS_BLOCKS)
     // Read before the barriers of the reduction; after them other threads write gradients over the logits.
     const float of_target = (float)row[target];
     const SoftmaxParams softmax = prepare_softmax_blockwide3(idx, logits, V, P);
-    if (threadIdx.x == 0) losses[idx] -= of_target - softmax.Offset + logf(softmax.Scale);
+    if (threadIdx.x == 0) losses[idx] -= LN_2 * fmaf(LOG2_E, of_target, -softmax.Offset) + logf(softmax.Scale);
 
     if constexpr (WriteDLogits || WriteProbs) {
         // Backwards, since the end of the row is what was read last.
