@@ -1,6 +1,8 @@
 """Every layer forward and backward on CUDA, for compute-sanitizer: no test runner, no memory pool, the smaller shapes.
 
-    compute-sanitizer --tool memcheck python tests/gpu/sanitize.py
+    compute-sanitizer --tool memcheck python tests/gpu/sanitize.py [LAYER ...]
+
+With names of layers of `generated`, these alone: the tools are slow, and several can run side by side.
 
 Each array is an allocation of its own, so that an access beyond one is seen. Results are compared as `verify` does.
 """
@@ -22,24 +24,24 @@ from llmc2py.verify.report import verify_package
 LARGEST = 40_000
 
 
-def run(package: str) -> int:
-    """Run all layers of a package; return how many checks failed."""
+def run(layers: list[str]) -> int:
+    """Run layers, or all; return how many checks failed."""
     import cupy
 
     cupy.cuda.set_allocator(None)
-    references = importlib.import_module(f"{package}.references").REFERENCES
+    references = importlib.import_module("generated.references").REFERENCES
 
     def small(spec: OpSpec) -> list[Case]:
         cases = cases_for(spec, references[spec.name])
         return [case for case in cases if sum(math.prod(case.shape(dims)) for dims in spec.inputs.values()) <= LARGEST]
 
-    rows = verify_package(package, "cuda", cases=small, variants=False)
+    rows = verify_package("generated", "cuda", layers, cases=small, variants=False)
     failed = [row for row in rows if not row.ok]
     for row in failed:
         print(row)
-    print(f"{package}: {len(rows)} checks, {len(failed)} failed")
+    print(f"{' '.join(layers) or 'all layers'}: {len(rows)} checks, {len(failed)} failed")
     return len(failed)
 
 
 if __name__ == "__main__":
-    sys.exit(1 if sum([run(package) for package in (sys.argv[1:] or ["generated"])]) else 0)
+    sys.exit(1 if run(sys.argv[1:]) else 0)
