@@ -72,7 +72,7 @@ encoder_forward_kernel3 = Kernel(
         Param("T", "int"),
         Param("C", "int"),
     ],
-    origin="llmc/encoder.cuh:145",
+    origin="llmc/encoder.cuh:166",
 )
 def encoder_forward(plan: Plan, out: Pointer, inp: Pointer, wte: Pointer, wpe: Pointer, B: int, T: int, C: int) -> None:
     """Launch `encoder_forward_kernel3<<<blocks, threads>>>`."""
@@ -95,7 +95,7 @@ class EncoderFunction(Function):
     out: (..., T, C): one row of C for each token
     """
 
-    origin = "llmc/encoder.cuh:145"
+    origin = "llmc/encoder.cuh:166"
 
     @staticmethod
     def forward(ctx: Context, inp: Array, wte: Array, wpe: Array) -> Array:

@@ -156,7 +156,7 @@ class Encoder(Layer):
 
     out[..., t, :] = wte[inp[..., t]] + wpe[t]
 
-    Fast sizes: C a multiple of 4 (float32) or 8 (float16, bfloat16). Source: llmc/encoder.cuh:145.
+    Fast sizes: C a multiple of 4 (float32) or 8 (float16, bfloat16). Source: llmc/encoder.cuh:166.
     """
 
     spec = OpSpec(
@@ -167,7 +167,7 @@ class Encoder(Layer):
         indices={"inp": "V"},
         saves=("inp", "wte", "wpe"),
         dtypes=("float32", "float16", "bfloat16"),
-        origin="llmc/encoder.cuh:145",
+        origin="llmc/encoder.cuh:166",
     )
 
     def __init__(self, V: int, C: int, L: int, *, dtype: Any = None, like: Any = None) -> None:

@@ -128,25 +128,34 @@ __device__ inline void add_rounded(floatX* gradient, float addend, unsigned int 
     stochastic_rounding((float)*gradient + addend, gradient, seed);
 }
 #if defined(SLICE_wte_backward_kernel)
-#line 61 "llmc/encoder.cuh"
-__device__ inline void add_few_places(floatX* row, const int* places, int count, const floatX* dout, unsigned int seed, int c, int C) {
-    const int left = C - c;
-    if (left <= 0) return;
-
-    x128 updated = load_packet(row + c, left);
-    float sum[x128::size] = {};
-    #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        if (i >= count) break;
-        const x128 gradient = load_packet(dout + (size_t)places[i] * C + c, left);
+#line 63 "llmc/encoder.cuh"
+template<bool Whole>
+__device__ inline void add_rows(float (&sum)[x128::size], const int* places, int first, int step, int count, const floatX* dout, int left, int C) {
+    for (int i = first; i < count; i += 4 * step) {
+        x128 gradients[4];
         #pragma unroll
-        for (int k = 0; k < x128::size; ++k) sum[k] += (float)gradient[k];
+        for (int k = 0; k < 4; ++k) {
+            gradients[k] = i + k * step < count ? load_packet<Whole>(dout + (size_t)places[i + k * step] * C, left) : x128::zeros();
+        }
+        #pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            #pragma unroll
+            for (int e = 0; e < x128::size; ++e) sum[e] += (float)gradients[k][e];
+        }
     }
+}
+#line 80 "llmc/encoder.cuh"
+template<bool Whole>
+__device__ inline void add_to_row(floatX* row, const int* places, int count, const floatX* dout, unsigned int seed, int left, int C) {
+
+    x128 updated = load_packet<Whole>(row, left);
+    float sum[x128::size] = {};
+    add_rows<Whole>(sum, places, 0, 1, count, dout, left, C);
     #pragma unroll
     for (int k = 0; k < x128::size; ++k) add_rounded(&updated[k], sum[k], seed + k);
-    store_packet(row + c, updated, left);
+    store_packet<Whole>(row, updated, left);
 }
-#line 81 "llmc/encoder.cuh"
+#line 93 "llmc/encoder.cuh"
 template <int BLOCK_SIZE=256>
 __global__ void wte_backward_kernel(floatX* dwte, const int4* bucket_info, const int* workload_indices, const floatX* dout, const int* inp, unsigned int seed, int B, int T, int C) {
     constexpr int WARPS = BLOCK_SIZE / 32;
@@ -160,17 +169,19 @@ __global__ void wte_backward_kernel(floatX* dwte, const int4* bucket_info, const
     const int lane = threadIdx.x % 32;
     const int origin = bucket.w * COLUMNS;
     const int c = origin + lane * x128::size;
-    if (bucket.y <= 4) {
-        if (warp == 0) add_few_places(dwte + (size_t)bucket.z * C, places, bucket.y, dout, seed, c, C);
+    floatX* const row = dwte + (size_t)bucket.z * C;
+    const bool whole = C % x128::size == 0 && is_aligned128(dout) && is_aligned128(dwte);
+    if (WARPS == 1 || bucket.y <= 4) {
+        if (warp > 0 || c >= C) return;
+        if (whole) add_to_row<true>(row + c, places, bucket.y, dout + c, seed, C - c, C);
+        else add_to_row<false>(row + c, places, bucket.y, dout + c, seed, C - c, C);
         return;
     }
 
     float sum[x128::size] = {};
-    #pragma unroll 2
-    for (int i = warp; i < bucket.y; i += WARPS) {
-        const x128 gradient = load_packet(dout + (size_t)places[i] * C + c, C - c);
-        #pragma unroll
-        for (int k = 0; k < x128::size; ++k) sum[k] += (float)gradient[k];
+    if (c < C) {
+        if (whole) add_rows<true>(sum, places, warp, WARPS, bucket.y, dout + c, C - c, C);
+        else add_rows<false>(sum, places, warp, WARPS, bucket.y, dout + c, C - c, C);
     }
     #pragma unroll
     for (int k = 0; k < x128::size; ++k) partial[warp][k * LINE + lane] = sum[k];
@@ -181,30 +192,37 @@ __global__ void wte_backward_kernel(floatX* dwte, const int4* bucket_info, const
         float total = 0.0f;
         #pragma unroll
         for (int w = 0; w < WARPS; ++w) total += partial[w][slot];
-        add_rounded(dwte + (size_t)bucket.z * C + origin + column, total, seed + column / BLOCK_SIZE);
+        add_rounded(row + origin + column, total, seed + column / BLOCK_SIZE);
     }
 }
 #endif
 #if defined(SLICE_wpe_backward_kernel)
-#line 120 "llmc/encoder.cuh"
-__global__ void wpe_backward_kernel(floatX* dwpe, const floatX* dout, const int* inp, int B, int T, int C, unsigned int seed) {
+#line 134 "llmc/encoder.cuh"
+template<bool Whole>
+__device__ inline void add_places(floatX* dwpe, const floatX* dout, int B, int T, int C, unsigned int seed) {
     const size_t per_row = (((C) + (x128::size) - 1) / (x128::size));
     const size_t packets = per_row * T;
     for (size_t p = (size_t)blockIdx.x * blockDim.x + threadIdx.x; p < packets; p += (size_t)gridDim.x * blockDim.x) {
         const size_t t = p / per_row;
         const int c = (int)(p % per_row) * x128::size;
         float sum[x128::size] = {};
-        #pragma unroll 4
+        #pragma unroll 8
         for (int b = 0; b < B; ++b) {
-            const x128 gradient = load_packet(dout + ((size_t)b * T + t) * C + c, C - c);
+            const x128 gradient = load_packet<Whole>(dout + ((size_t)b * T + t) * C + c, C - c);
             #pragma unroll
             for (int k = 0; k < x128::size; ++k) sum[k] += (float)gradient[k];
         }
         floatX* const at = dwpe + t * C + c;
-        x128 updated = load_packet(at, C - c);
+        x128 updated = load_packet<Whole>(at, C - c);
         #pragma unroll
         for (int k = 0; k < x128::size; ++k) add_rounded(&updated[k], sum[k], seed + (unsigned int)p * x128::size + k);
-        store_packet(at, updated, C - c);
+        store_packet<Whole>(at, updated, C - c);
     }
+}
+#line 156 "llmc/encoder.cuh"
+__global__ void wpe_backward_kernel(floatX* dwpe, const floatX* dout, const int* inp, int B, int T, int C, unsigned int seed) {
+    const bool whole = C % x128::size == 0 && is_aligned128(dout) && is_aligned128(dwpe);
+    if (whole) add_places<true>(dwpe, dout, B, T, C, seed);
+    else add_places<false>(dwpe, dout, B, T, C, seed);
 }
 #endif

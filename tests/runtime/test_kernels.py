@@ -174,7 +174,7 @@ def bucket_arrays(xp, tokens, V, groups, guard=0):
 
 @pytest.mark.parametrize("V", [1, 2, 5, 2000, 50257])
 @pytest.mark.parametrize("N", [1, 2, 3000])
-def test_buckets_write_nothing_behind_their_arrays_and_are_the_same_with_any_threads(xp, V, N):
+def test_buckets_write_nothing_behind_their_arrays_and_are_the_same_with_any_grid(xp, V, N):
     tokens = np.minimum(np.random.default_rng(N).zipf(1.3, N) - 1, V - 1)
     made, counts, places, *given = bucket_arrays(xp, tokens, V, 3, guard=4)
     sizes = 12 * min(N, V), buckets.counts_size(V), N
@@ -183,9 +183,9 @@ def test_buckets_write_nothing_behind_their_arrays_and_are_the_same_with_any_thr
         assert to_numpy(array[size:]).tolist() == [7] * 4
     present, lengths = np.unique(tokens, return_counts=True)
     assert to_numpy(counts[:3]).tolist() == [len(present), np.count_nonzero(lengths > 16), 0]
-    for threads in (32, 96, 1024):
+    for blocks, threads in ((1, 32), (3, 96), (5, 96), (1, 1024), (32, 1024)):
         again, numbers = xp.full_like(made, 7), counts.copy()
-        buckets.order_buckets_kernel[1, threads](again, numbers, V, 3)
+        buckets.order_buckets_kernel[blocks, threads](again, numbers, V, 3)
         assert np.array_equal(to_numpy(again), to_numpy(made))
         assert np.array_equal(to_numpy(numbers), to_numpy(counts))
 

@@ -97,8 +97,9 @@ __device__ inline void each_bucket(const int* counts, long long first, long long
     }
 }
 
-// By one block: writes buckets (begin, number of places, token, group), class by class and by token within a class, each
-// for all groups. Each thread has neighbouring tokens.
+// Writes buckets (begin, number of places, token, group), class by class and by token within a class, each for all groups.
+// Each thread has neighbouring tokens. All blocks find the same order, which takes little, and share out the segments whose
+// buckets are written, which takes one multiprocessor long.
 __global__ void __launch_bounds__(MOST_THREADS) order_buckets_kernel(int4* buckets, int* counts, long long V, int groups) {
     __shared__ Sums<CLASSES + 1> sums;
     const long long share = (V + 4LL * blockDim.x - 1) / (4LL * blockDim.x) * 4;
@@ -112,6 +113,11 @@ __global__ void __launch_bounds__(MOST_THREADS) order_buckets_kernel(int4* bucke
         before[CLASSES] += count;
     });
     sums.scan(before);
+    if (threadIdx.x == 0 && blockIdx.x == 0) {
+        counts[0] = sums.of_block[CLASSES - 1];
+        counts[1] = sums.of_block[LAST_LONG];
+    }
+    if (threadIdx.x / SEGMENT % gridDim.x != blockIdx.x) return;
     int next[CLASSES];
     #pragma unroll
     for (int k = 0; k < CLASSES; ++k) next[k] = k == 0 ? before[0] : sums.of_block[k - 1] + before[k] - before[k - 1];
@@ -130,9 +136,5 @@ __global__ void __launch_bounds__(MOST_THREADS) order_buckets_kernel(int4* bucke
         }
         begin += count;
     });
-    if (threadIdx.x == 0) {
-        counts[0] = sums.of_block[CLASSES - 1];
-        counts[1] = sums.of_block[LAST_LONG];
-    }
 }
 #endif

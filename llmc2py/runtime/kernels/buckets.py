@@ -66,5 +66,5 @@ def make_buckets(
     plan.launch(count_tokens_kernel, ceil_div(N, _PLACES * _BLOCK), _BLOCK, 0, counts, places, tokens, by_token, N, V)
     # On the CPU threads take turns: they are no help, and each wait costs all of them a switch.
     most = _MOST_THREADS if plan.place.backend == "cuda" else _WARP_SIZE
-    threads = min(most, _WARP_SIZE * max(1, ceil_div(V, _WARP_SIZE * _TOKENS)))
-    plan.launch(order_buckets_kernel, 1, threads, 0, buckets, counts, V, groups)
+    warps = min(most // _WARP_SIZE, max(1, ceil_div(V, _WARP_SIZE * _TOKENS)))
+    plan.launch(order_buckets_kernel, warps, _WARP_SIZE * warps, 0, buckets, counts, V, groups)

@@ -56,24 +56,36 @@ __global__ void encoder_forward_kernel3(floatX* out, const int* inp, const float
 
 // Buckets of so many places or fewer, most of those of a large vocabulary, are left to one warp of their block.
 #define FEW_PLACES 4
+// Rows of gradients that a thread asks for at once.
+#define AT_ONCE 4
 
-// What a lane does for such a bucket: its packet of columns from c on, straight from dout to the token's row.
-__device__ inline void add_few_places(floatX* row, const int* places, int count, const floatX* dout, unsigned int seed, int c, int C) {
-    const int left = C - c;
-    if (left <= 0) return;
-    // Asked for first: it takes as long as the gradients, and needs none of them.
-    x128 updated = load_packet(row + c, left);
-    float sum[x128::size] = {};
-    #pragma unroll
-    for (int i = 0; i < FEW_PLACES; ++i) {
-        if (i >= count) break;
-        const x128 gradient = load_packet(dout + (size_t)places[i] * C + c, left);
+// Adds a lane's packets of the rows of gradients that stand at places first, first + step … below count.
+template<bool Whole>
+__device__ inline void add_rows(float (&sum)[x128::size], const int* places, int first, int step, int count, const floatX* dout, int left, int C) {
+    for (int i = first; i < count; i += AT_ONCE * step) {
+        x128 gradients[AT_ONCE];
         #pragma unroll
-        for (int k = 0; k < x128::size; ++k) sum[k] += (float)gradient[k];
+        for (int k = 0; k < AT_ONCE; ++k) {
+            gradients[k] = i + k * step < count ? load_packet<Whole>(dout + (size_t)places[i + k * step] * C, left) : x128::zeros();
+        }
+        #pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k) {
+            #pragma unroll
+            for (int e = 0; e < x128::size; ++e) sum[e] += (float)gradients[k][e];
+        }
     }
+}
+
+// What a lane does for a bucket that is one warp's: its packet of columns, straight from dout to the token's row.
+template<bool Whole>
+__device__ inline void add_to_row(floatX* row, const int* places, int count, const floatX* dout, unsigned int seed, int left, int C) {
+    // Asked for first: it takes as long as the gradients, and needs none of them.
+    x128 updated = load_packet<Whole>(row, left);
+    float sum[x128::size] = {};
+    add_rows<Whole>(sum, places, 0, 1, count, dout, left, C);
     #pragma unroll
     for (int k = 0; k < x128::size; ++k) add_rounded(&updated[k], sum[k], seed + k);
-    store_packet(row + c, updated, left);
+    store_packet<Whole>(row, updated, left);
 }
 
 // Block b adds up bucket b: x is where its places begin in workload_indices, y how many there are, z the token, w the
@@ -91,17 +103,19 @@ __global__ void wte_backward_kernel(floatX* dwte, const int4* bucket_info, const
     const int lane = threadIdx.x % WARP_SIZE;
     const int origin = bucket.w * COLUMNS;
     const int c = origin + lane * x128::size;
-    if (bucket.y <= FEW_PLACES) { // the whole block agrees
-        if (warp == 0) add_few_places(dwte + (size_t)bucket.z * C, places, bucket.y, dout, seed, c, C);
+    floatX* const row = dwte + (size_t)bucket.z * C;
+    const bool whole = C % x128::size == 0 && is_aligned128(dout) && is_aligned128(dwte);
+    if (WARPS == 1 || bucket.y <= FEW_PLACES) { // the whole block agrees
+        if (warp > 0 || c >= C) return;
+        if (whole) add_to_row<true>(row + c, places, bucket.y, dout + c, seed, C - c, C);
+        else add_to_row<false>(row + c, places, bucket.y, dout + c, seed, C - c, C);
         return;
     }
 
     float sum[x128::size] = {};
-    #pragma unroll 2
-    for (int i = warp; i < bucket.y; i += WARPS) {
-        const x128 gradient = load_packet(dout + (size_t)places[i] * C + c, C - c);
-        #pragma unroll
-        for (int k = 0; k < x128::size; ++k) sum[k] += (float)gradient[k];
+    if (c < C) {
+        if (whole) add_rows<true>(sum, places, warp, WARPS, bucket.y, dout + c, C - c, C);
+        else add_rows<false>(sum, places, warp, WARPS, bucket.y, dout + c, C - c, C);
     }
     #pragma unroll
     for (int k = 0; k < x128::size; ++k) partial[warp][k * LINE + lane] = sum[k];
@@ -112,30 +126,37 @@ __global__ void wte_backward_kernel(floatX* dwte, const int4* bucket_info, const
         float total = 0.0f;
         #pragma unroll
         for (int w = 0; w < WARPS; ++w) total += partial[w][slot];
-        add_rounded(dwte + (size_t)bucket.z * C + origin + column, total, seed + column / BLOCK_SIZE);
+        add_rounded(row + origin + column, total, seed + column / BLOCK_SIZE);
     }
 }
 
 // A thread takes one packet of a row of wpe at a time; any grid will do.
-__global__ void wpe_backward_kernel(floatX* dwpe, const floatX* dout, const int* inp, int B, int T, int C, unsigned int seed) {
+template<bool Whole>
+__device__ inline void add_places(floatX* dwpe, const floatX* dout, int B, int T, int C, unsigned int seed) {
     const size_t per_row = CEIL_DIV(C, x128::size);
     const size_t packets = per_row * T;
     for (size_t p = (size_t)blockIdx.x * blockDim.x + threadIdx.x; p < packets; p += (size_t)gridDim.x * blockDim.x) {
         const size_t t = p / per_row;
         const int c = (int)(p % per_row) * x128::size;
         float sum[x128::size] = {};
-        #pragma unroll 4
+        #pragma unroll 8
         for (int b = 0; b < B; ++b) {
-            const x128 gradient = load_packet(dout + ((size_t)b * T + t) * C + c, C - c);
+            const x128 gradient = load_packet<Whole>(dout + ((size_t)b * T + t) * C + c, C - c);
             #pragma unroll
             for (int k = 0; k < x128::size; ++k) sum[k] += (float)gradient[k];
         }
         floatX* const at = dwpe + t * C + c;
-        x128 updated = load_packet(at, C - c);
+        x128 updated = load_packet<Whole>(at, C - c);
         #pragma unroll
         for (int k = 0; k < x128::size; ++k) add_rounded(&updated[k], sum[k], seed + (unsigned int)p * x128::size + k);
-        store_packet(at, updated, C - c);
+        store_packet<Whole>(at, updated, C - c);
     }
+}
+
+__global__ void wpe_backward_kernel(floatX* dwpe, const floatX* dout, const int* inp, int B, int T, int C, unsigned int seed) {
+    const bool whole = C % x128::size == 0 && is_aligned128(dout) && is_aligned128(dwpe);
+    if (whole) add_places<true>(dwpe, dout, B, T, C, seed);
+    else add_places<false>(dwpe, dout, B, T, C, seed);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
