@@ -1,6 +1,6 @@
 """Every layer forward and backward on CUDA, for compute-sanitizer: no test runner, no memory pool, the smaller shapes.
 
-    compute-sanitizer --tool memcheck python tests/gpu/sanitize.py [LAYER ...]
+    compute-sanitizer --tool memcheck python tests/gpu/sanitize.py [--largest N] [LAYER ...]
 
 With names of layers of `generated`, these alone: the tools are slow, and several can run side by side.
 
@@ -13,6 +13,9 @@ import importlib
 import math
 import pathlib
 import sys
+from collections.abc import Sequence
+
+import click
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
@@ -20,12 +23,9 @@ from llmc2py.runtime.layer import OpSpec
 from llmc2py.verify.cases import Case, cases_for
 from llmc2py.verify.report import verify_package
 
-#: The tools make kernels some hundred times as slow.
-LARGEST = 40_000
 
-
-def run(layers: list[str]) -> int:
-    """Run layers, or all; return how many checks failed."""
+def run(layers: Sequence[str], largest: int) -> int:
+    """Run layers, or all, on inputs of so many elements at most; return how many checks failed."""
     import cupy
 
     cupy.cuda.set_allocator(None)
@@ -33,7 +33,7 @@ def run(layers: list[str]) -> int:
 
     def small(spec: OpSpec) -> list[Case]:
         cases = cases_for(spec, references[spec.name])
-        return [case for case in cases if sum(math.prod(case.shape(dims)) for dims in spec.inputs.values()) <= LARGEST]
+        return [case for case in cases if sum(math.prod(case.shape(dims)) for dims in spec.inputs.values()) <= largest]
 
     rows = verify_package("generated", "cuda", layers, cases=small, variants=False)
     failed = [row for row in rows if not row.ok]
@@ -43,5 +43,13 @@ def run(layers: list[str]) -> int:
     return len(failed)
 
 
+@click.command()
+@click.argument("layers", nargs=-1)
+@click.option("--largest", default=40_000, show_default=True, help="The most elements that the inputs of a case have.")
+def main(layers: tuple[str, ...], largest: int) -> None:
+    """Run layers, by default all, forward and backward; exit with 1 where a check fails."""
+    sys.exit(1 if run(layers, largest) else 0)
+
+
 if __name__ == "__main__":
-    sys.exit(1 if run(sys.argv[1:]) else 0)
+    main()
