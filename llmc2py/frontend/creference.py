@@ -80,7 +80,15 @@ def parse_references(
     """
     if "_cpu" not in text and not file.endswith(".c"):
         return [], []
-    source = CText(text, file, LineMap.from_places(places) if places else None)
+    if places:
+        return _parse(CText(text, file, LineMap.from_places(places)), file, preprocessed)
+    found: tuple[list[CReference], list[Diagnostic]] = REFERENCES.get(
+        content_key(file, str(preprocessed), text), lambda: _parse(CText(text, file), file, preprocessed)
+    )
+    return found
+
+
+def _parse(source: CText, file: str, preprocessed: bool) -> tuple[list[CReference], list[Diagnostic]]:
     try:
         source, diagnostics = _expanded(source, file, preprocessed)
     except (ValueError, RecursionError) as error:
@@ -196,8 +204,10 @@ def _warning(span: SourceSpan, message: str) -> Diagnostic:
 
 def _program() -> str:
     folder = pathlib.Path(__file__).parent
-    return code_key([folder / name for name in ("cnames.py", "cdouble.py", "ctext.py", "plainc.py")], ("pycparser",))
+    names = ("creference.py", "cnames.py", "cdouble.py", "ctext.py", "guarded.py", "plainc.py", "../diagnostics.py")
+    return code_key([folder / name for name in names], ("pcpp", "pycparser"))
 
 
-#: Functions that were read before, by all that they reach: in most versions of a file they are the same.
+#: Files that were read before, by their texts, and functions, by all that they reach: in most versions of a file these
+#: are the same.
 REFERENCES = Memo("references", _program, 1024)

@@ -196,13 +196,15 @@ def _names_of_type(tree: SyntaxTree, node: Node | None) -> Iterator[str]:
 
 def _names_used(tree: SyntaxTree, node: Node) -> tuple[frozenset[str], frozenset[str]]:
     """Return all names in a declaration and those among them that are called; local variables are left out."""
+    words: set[bytes] = set()
     uses: set[str] = set()
     calls: set[str] = set()
     local: set[str] = set()
     for item in walk(node):
         kind = item.type
         if kind in _IDENTIFIERS:
-            uses.add(tree.text(item))
+            # Most stand there many times, so that they are decoded afterwards.
+            words.add(tree.source[item.start_byte : item.end_byte])
         elif kind == "parameter_declaration" or kind == "optional_parameter_declaration":
             local.add(declared(tree, item.child_by_field_name("declarator"), _NO_TYPE)[0])
         elif kind == "declaration" and item.parent is not None and item.parent.type == "compound_statement":
@@ -214,6 +216,7 @@ def _names_used(tree: SyntaxTree, node: Node) -> tuple[frozenset[str], frozenset
             calls.add(_callee(tree, child(item, "function")))
         elif kind == "preproc_arg":
             uses.update(_WORD.findall(tree.text(item)))
+    uses.update(word.decode() for word in words)
     return frozenset(uses - local), frozenset(calls - local - {""})
 
 

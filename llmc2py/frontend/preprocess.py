@@ -20,6 +20,7 @@ import pcpp
 from llmc2py.diagnostics import Diagnostic, Severity, SourceSpan
 from llmc2py.frontend.features import features_of_kernels
 from llmc2py.frontend.guarded import GuardedPreprocessor, told_failures
+from llmc2py.frontend.headers import ExpandedHeader, HeaderCache, Outside, names_in
 from llmc2py.frontend.lines import PLAIN, group_lines, text_of
 from llmc2py.frontend.sources import include_folders
 
@@ -72,25 +73,6 @@ class PreprocessedText:
         return SourceSpan(place.file, place.line, column + 1) if column else place
 
 
-@dataclass(frozen=True)
-class ExpandedHeader:
-    """What an included file expands to under one set of macros, and what it leaves behind."""
-
-    text: str
-    token: Any
-    macros: dict[str, Any]
-    include_once: dict[str, Any]
-    includes: tuple[str, ...]
-    system_headers: tuple[str, ...]
-    varying: frozenset[str]
-    probes: frozenset[str]
-    is_clean: bool
-
-
-#: Expanded headers by path, by the folders of those that include it, and by the macros that were defined then.
-HeaderCache = dict[object, ExpandedHeader]
-
-
 class _Preprocessor(GuardedPreprocessor):
     """pcpp with our answers to its questions."""
 
@@ -106,6 +88,7 @@ class _Preprocessor(GuardedPreprocessor):
         self.includes: dict[str, None] = {}
         self.system_headers: dict[str, None] = {}
         self.probes: set[str] = set()
+        self.names: frozenset[str] = frozenset()
         self.rewrite_paths = [(re.escape(f"{root}{os.sep}") + "(.*)", r"\1")]
         self._relative: dict[str, str] = {}
         #: Where the #include stands that is being handled.
@@ -130,22 +113,24 @@ class _Preprocessor(GuardedPreprocessor):
         return group_lines(input, abssource, self.lexer.clone(), lambda: self.macros)
 
     def parsegen(self, input: str, source: str | None = None, abssource: str | None = None) -> Iterator[Any]:
-        """Expand a file; an included file that was met before under the same macros is not expanded again."""
+        """Expand a file; an included file that was met before is not expanded again where its names mean the same."""
         if self.include_depth == 0 or abssource is None:
             yield from super().parsegen(input, source, abssource)
             return
-        key = (abssource, tuple(dict.fromkeys(self.temp_path)), self._macro_state())
-        header = self.headers.get(key)
+        known = self.headers.setdefault((abssource, tuple(dict.fromkeys(self.temp_path))), [])
+        header = next((one for one in known if one.outside == self._outside(one.names)), None)
         if header is None:
             header = self._expand_header(input, source, abssource)
             if header.is_clean:
-                self.headers[key] = header
+                known.append(header)
         else:
-            self.macros, self.include_once = dict(header.macros), dict(header.include_once)
+            kept = {name: macro for name, macro in self.macros.items() if name not in header.undefined}
+            self.macros, self.include_once = kept | header.defined, dict(header.include_once)
         self._varying |= header.varying
         self.includes |= dict.fromkeys(header.includes)
         self.system_headers |= dict.fromkeys(header.system_headers)
         self.probes |= header.probes
+        self.names |= header.names
         if header.token is not None:
             token, end = copy.copy(header.token), copy.copy(header.token)
             token.value = header.text.rstrip("\n")
@@ -154,23 +139,30 @@ class _Preprocessor(GuardedPreprocessor):
             yield token
             yield end
 
+    def _outside(self, names: frozenset[str]) -> Outside:
+        return Outside.of(names, self.macros, self._varying, self.include_once)
+
     def _expand_header(self, text: str, source: str | None, abssource: str) -> ExpandedHeader:
         """Expand an included file to its text, which stands in the output as one token with line marks of its own."""
-        before, outer = len(self.diagnostics), (self.includes, self.system_headers, self.probes)
-        self.includes, self.system_headers, self.probes = {}, {}, set()
+        reported, outer = len(self.diagnostics), (self.includes, self.system_headers, self.probes, self.names)
+        macros, varying, include_once = dict(self.macros), set(self._varying), dict(self.include_once)
+        self.includes, self.system_headers, self.probes, self.names = {}, {}, set(), names_in(text)
         tokens = list(super().parsegen(text, source, abssource))
         header = ExpandedHeader(
+            self.names,
+            Outside.of(self.names, macros, varying, include_once),
             text_of(tokens, self.line_directive),
             next((token for token in tokens if token.type not in self.t_WS), None),
-            dict(self.macros),
+            {name: macro for name, macro in self.macros.items() if macros.get(name) is not macro},
+            frozenset(macros.keys() - self.macros.keys()),
             dict(self.include_once),
             tuple(self.includes),
             tuple(self.system_headers),
-            frozenset(self._varying),
+            frozenset(self._varying - varying),
             frozenset(self.probes),
-            len(self.diagnostics) == before,
+            len(self.diagnostics) == reported,
         )
-        self.includes, self.system_headers, self.probes = outer
+        self.includes, self.system_headers, self.probes, self.names = outer
         return header
 
     def expand_macros(self, tokens: list[Any], expanding_from: Sequence[str] = ()) -> list[Any]:
@@ -192,14 +184,6 @@ class _Preprocessor(GuardedPreprocessor):
     def _expanded_between(self, tokens: list[Any]) -> list[Any]:
         has_names = any(token.type == self.t_ID for token in tokens)
         return super().expand_macros(tokens) if has_names else tokens
-
-    def _macro_state(self) -> object:
-        macros = frozenset(
-            (name, tuple(token.value for token in macro.value), tuple(macro.arglist or ()))
-            for name, macro in self.macros.items()
-            if name not in ("__FILE__", "__LINE__", "__DATE__", "__TIME__", "__PCPP__")
-        )
-        return macros, frozenset(self.include_once), frozenset(self._varying)
 
     def include(self, tokens: list[Any], original_line: list[Any]) -> Iterator[Any]:
         """Include a file; a directive that names none, or whose macro expands to nothing, is reported."""

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 from llmc2py.diagnostics import Diagnostic, Severity, SourceSpan
 from llmc2py.frontend.creference import parse_references
+from llmc2py.frontend.headers import HeaderCache
 from llmc2py.frontend.linking import linked
-from llmc2py.frontend.preprocess import HeaderCache, preprocess
+from llmc2py.frontend.preprocess import preprocess
 from llmc2py.frontend.sources import find_sources
 from llmc2py.frontend.unit import KnownItems, UnitReader
 from llmc2py.ir.library import Library, Reference, SourceFile

@@ -99,6 +99,8 @@ def test_what_was_read_before_is_not_parsed_again(monkeypatch, tmp_path):
     assert parsed == []
     parse_references(text.replace("0.5f", "0.25f"), "dev/x.cu")
     assert parsed == ["half_cpu", "f_cpu"]
+    monkeypatch.setattr(creference, "CText", None)
+    assert parse_references(text, "dev/x.cu") == (first, [])
 
 
 def test_what_could_not_be_read_before_is_told_at_its_new_place():
