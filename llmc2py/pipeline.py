@@ -28,7 +28,7 @@ from llmc2py.lower.modules import lower_library
 from llmc2py.modulecache import made_modules
 from llmc2py.outputs import local_catalog
 from llmc2py.revisions import commit_of
-from llmc2py.treecache import read_tree_once
+from llmc2py.treecache import TreeReading, read_tree_once
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,17 @@ def generate(
     only: Sequence[str] = (),
     targets: Sequence[str] = (),
     commit: str | None = None,
+    reading: TreeReading | None = None,
 ) -> Generated:
     """Read a source tree and render the package of it; nothing is written.
 
     ``catalogs`` are TOML files of entries beyond the built-in ones and those in the source's root; ``only`` are globs
     on source files, layers, ops and kernel names; ``targets`` are `TARGETS` or "cupy". ``commit`` is what the lock
-    notes as the revision of the source; by default that of the git work tree whose root the source is. Raises
-    UsageError for what cannot be read at all.
+    notes as the revision of the source; by default that of the git work tree whose root the source is. ``reading`` is
+    the source where it is being read already. Raises UsageError for what cannot be read at all.
     """
     with paused_collection():
-        return _generate(source, catalogs, only, sorted(set(targets) - {BASE_TARGET}), commit)
+        return _generate(source, catalogs, only, sorted(set(targets) - {BASE_TARGET}), commit, reading)
 
 
 def _generate(
@@ -65,9 +66,10 @@ def _generate(
     only: Sequence[str],
     targets: Sequence[str],
     commit: str | None,
+    reading: TreeReading | None,
 ) -> Generated:
     entries = load_entries(source, catalogs)
-    library = read_tree_once(source)
+    library = reading.library() if reading is not None else read_tree_once(source)
     if only:
         library, entries = _selected(library, entries, only)
     if not library.kernels:

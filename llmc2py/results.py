@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from llmc2py.caching import Shelf, content_key, program_key
+from llmc2py.caching import Shelf, content_key, paused_collection, program_key
 from llmc2py.diagnostics import Diagnostic
 from llmc2py.frontend.sources import UnitKeys, find_sources
 
 if TYPE_CHECKING:
     from llmc2py.pipeline import Generated
+    from llmc2py.treecache import TreeReading
 
 #: Seconds of work that a package in the cache is worth.
 _WORTH_KEEPING = 0.3
@@ -57,6 +58,7 @@ class Result:
         return made
 
 
+@paused_collection()
 def generate(request: Request) -> Result:
     """Return what ``pipeline.generate`` makes, from the cache where that was made before.
 
@@ -67,10 +69,13 @@ def generate(request: Request) -> Result:
     known = RESULTS.load(key) if key is not None else None
     if isinstance(known, tuple):
         return Result(request, key, *known)
-    from llmc2py import listing
+    from llmc2py.treecache import TreeReading
 
     started = time.perf_counter()
-    made = _make(request)
+    with TreeReading(request.source) as reading:
+        from llmc2py import listing
+
+        made = _make(request, reading)
     took = time.perf_counter() - started
     parts = made.files, made.diagnostics, listing.summary(made)
     if key is not None and took > _WORTH_KEEPING and made.library.probes <= places:
@@ -80,10 +85,10 @@ def generate(request: Request) -> Result:
     return Result(request, key, *parts, made)
 
 
-def _make(request: Request) -> Generated:
+def _make(request: Request, reading: TreeReading | None = None) -> Generated:
     from llmc2py import pipeline
 
-    return pipeline.generate(request.source, request.catalogs, request.only, request.targets, request.commit)
+    return pipeline.generate(request.source, request.catalogs, request.only, request.targets, request.commit, reading)
 
 
 def _commit_of(source: pathlib.Path) -> str | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import os
 import pathlib
 import signal
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import NoReturn
@@ -23,9 +22,12 @@ from llmc2py.ir.library import Library
 _READERS = ("pcpp", "pycparser", "tree-sitter", "tree-sitter-cuda")
 #: Seconds of reading that a file in the cache is worth.
 _WORTH_KEEPING = 0.02
-#: How many units, and how many bytes of them, are worth another process.
-_LEAST_UNITS = 3
-_LEAST_BYTES = 40_000
+#: How many units are worth one process more, and how many bytes of them are worth the first.
+_UNITS_EACH = 3
+_LEAST_BYTES = 8_000
+#: Numbers of so many bytes, as many as a pipe takes at once.
+_NUMBER = 2
+_LONGEST_QUEUE = 16_384
 UNITS = Shelf("units", 256 << 20)
 #: Units that this process has had, by key, the latest at the end.
 _RECENT: dict[str, ReadUnit] = {}
@@ -43,15 +45,8 @@ def read_tree_once(root: pathlib.Path) -> Library:
 
     Raises UsageError as ``read_tree`` does.
     """
-    root = root.resolve()
-    paths, unreadable = find_sources(root)
-    with paused_collection():
-        units = _Units(root)
-        units.read_ahead(paths)
-        library = library_of([units.get(path) for path in paths], unreadable)
-        REFERENCES.save()
-        _age()
-    return library
+    with TreeReading(root) as reading:
+        return reading.library()
 
 
 def _age() -> None:
@@ -63,30 +58,61 @@ def _age() -> None:
         gc.collect()
 
 
-class _Units:
-    """The translation units of one tree."""
+class TreeReading:
+    """The translation units of one tree, of which copies of this process read some from now on.
+
+    What is not in the cache is read into it by as many processes as are worth it; this one takes part once the library
+    is asked for. Raises UsageError as ``read_tree`` does.
+    """
 
     def __init__(self, root: pathlib.Path) -> None:
-        self.root = root
-        self._keys = UnitKeys(root)
+        self.root = root.resolve()
+        self._paths, self._unreadable = find_sources(self.root)
+        self._keys = UnitKeys(self.root)
         for known in (_SHARED.items, _SHARED.bodies):
             if len(known) > _SHARED_LIMIT:
                 known.clear()
         self._cache = ReadCache(items=_SHARED.items, bodies=_SHARED.bodies)
+        self._children: list[int] = []
+        missing = [path for path in self._paths if not self._is_known(path)]
+        # The largest first, so that all are done at about the same time.
+        self._queue = _Queue(sorted(missing, key=lambda path: (-path.stat().st_size, path)))
 
-    def read_ahead(self, paths: Sequence[pathlib.Path]) -> None:
-        """Read what is not in the cache into it, in several processes where there is enough of it."""
-        missing = [path for path in paths if not self._is_known(path)]
-        size = sum(path.stat().st_size for path in missing)
-        jobs = min(_processes(), len(missing) // _LEAST_UNITS)
-        if jobs < 2 or size < _LEAST_BYTES or not _may_fork() or not UNITS.is_writable():
-            return
-        own, *others = _shares(missing, jobs)
-        with contextlib.ExitStack() as stack:
-            for share in others:
-                stack.enter_context(_reading_apart(self, share))
-            for path in own:
-                self.get(path)
+    def __enter__(self) -> TreeReading:
+        for _ in range(_helpers(self._queue.paths)):
+            child = os.fork()
+            if child == 0:
+                _read_and_leave(self)
+            self._children.append(child)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for child in self._children:
+            os.kill(child, signal.SIGKILL)
+        self._wait()
+        self._queue.close()
+
+    def library(self) -> Library:
+        """Return the whole tree."""
+        with paused_collection():
+            if self._children:
+                for path in self._queue.take():
+                    self.get(path)
+            self._wait()
+            library = library_of([self.get(path) for path in self._paths], self._unreadable)
+            REFERENCES.save()
+            _age()
+        return library
+
+    def _wait(self) -> None:
+        while self._children:
+            os.waitpid(self._children.pop(), 0)
+
+    def read_ahead(self) -> None:
+        """Read what no other process reads into the cache."""
+        for path in self._queue.take():
+            self.read(path, self.key(path), least=0.0)
+        REFERENCES.save()
 
     def _is_known(self, path: pathlib.Path) -> bool:
         key = self.key(path)
@@ -137,15 +163,29 @@ def _processes() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _shares(paths: Iterable[pathlib.Path], number: int) -> list[list[pathlib.Path]]:
-    """Deal files out so that each share has about as many bytes."""
-    shares: list[list[pathlib.Path]] = [[] for _ in range(number)]
-    sizes = [0] * number
-    for path in sorted(paths, key=lambda one: (-one.stat().st_size, one)):
-        least = sizes.index(min(sizes))
-        shares[least].append(path)
-        sizes[least] += path.stat().st_size
-    return shares
+class _Queue:
+    """Files that this process and its copies take, each file once."""
+
+    def __init__(self, paths: Sequence[pathlib.Path]) -> None:
+        self.paths = paths[:_LONGEST_QUEUE]
+        self._out, into = os.pipe()
+        os.write(into, b"".join(number.to_bytes(_NUMBER, "big") for number in range(len(self.paths))))
+        os.close(into)
+
+    def take(self) -> Iterator[pathlib.Path]:
+        """Yield the files that no process has taken yet."""
+        while number := os.read(self._out, _NUMBER):
+            yield self.paths[int.from_bytes(number, "big")]
+
+    def close(self) -> None:
+        os.close(self._out)
+
+
+def _helpers(missing: Sequence[pathlib.Path]) -> int:
+    """Return how many processes beside this one are worth it to read files."""
+    helpers = min(_processes() - 1, -(-len(missing) // _UNITS_EACH))
+    size = sum(path.stat().st_size for path in missing)
+    return helpers if helpers > 0 and size >= _LEAST_BYTES and _may_fork() and UNITS.is_writable() else 0
 
 
 def _may_fork() -> bool:
@@ -156,26 +196,10 @@ def _may_fork() -> bool:
         return False
 
 
-@contextlib.contextmanager
-def _reading_apart(units: _Units, paths: Sequence[pathlib.Path]) -> Iterator[None]:
-    """Let a copy of this process read units into the cache meanwhile. What it leaves out is read here afterwards."""
-    child = os.fork()
-    if child == 0:
-        _read_and_leave(units, paths)
+def _read_and_leave(reading: TreeReading) -> NoReturn:
     try:
-        yield
-    except BaseException:
-        os.kill(child, signal.SIGKILL)
-        raise
-    finally:
-        os.waitpid(child, 0)
-
-
-def _read_and_leave(units: _Units, paths: Iterable[pathlib.Path]) -> NoReturn:
-    try:
-        for path in paths:
-            units.read(path, units.key(path), least=0.0)
-        REFERENCES.save()
+        with paused_collection():
+            reading.read_ahead()
     finally:
         # Whatever happened: what the process that this is a copy of has yet to do is not to be done here.
         os._exit(0)

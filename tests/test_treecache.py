@@ -239,7 +239,7 @@ def read_apart(tree):
         code = f"""
 import os, pathlib
 from llmc2py import treecache
-treecache._LEAST_UNITS, treecache._LEAST_BYTES, treecache._WORTH_KEEPING, treecache._RECENT_LIMIT = 2, 0, -1.0, 0
+treecache._UNITS_EACH, treecache._LEAST_BYTES, treecache._WORTH_KEEPING, treecache._RECENT_LIMIT = 2, 0, -1.0, 0
 {setting}
 seen, read_unit = [], treecache.read_unit
 treecache.read_unit = lambda *arguments: seen.append(1) or read_unit(*arguments)
@@ -247,7 +247,7 @@ for _ in range(2):
     assert len(treecache.read_tree_once(pathlib.Path({str(tree)!r})).kernels) == 6
     print(len(seen))
 """
-        environment = os.environ | {"LLMC2PY_JOBS": "2"}
+        environment = os.environ | {"LLMC2PY_JOBS": "2", "TREE": str(tree)}
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
         assert not done.stderr
         return [int(line) for line in done.stdout.split()]
@@ -258,10 +258,16 @@ for _ in range(2):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere one process reads")
-def test_processes_read_a_share_each(read_apart):
-    first, second = read_apart()
-    assert 0 < first < 6
-    assert second == first
+def test_another_process_reads_meanwhile(read_apart):
+    setting = """
+library = treecache.TreeReading.library
+def later(reading):
+    for child in reading._children:
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    return library(reading)
+treecache.TreeReading.library = later
+"""
+    assert read_apart(setting) == [0, 0]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere one process reads")
@@ -274,11 +280,23 @@ def test_a_process_with_threads_reads_alone(read_apart):
     assert read_apart(setting) == [6, 6]
 
 
-def test_shares_are_about_even(tmp_path):
-    sizes = [90, 50, 40, 30, 10]
-    paths = [tmp_path / f"{size}.cu" for size in sizes]
-    for path, size in zip(paths, sizes, strict=True):
-        path.write_text("x" * size)
-    shares = treecache._shares(paths, 2)
-    assert sorted(path for share in shares for path in share) == sorted(paths)
-    assert [sum(path.stat().st_size for path in share) for share in shares] == [120, 100]
+def test_each_file_is_taken_once(tmp_path):
+    paths = [tmp_path / f"{number}.cu" for number in range(300)]
+    queue = treecache._Queue(paths)
+    one, other = queue.take(), queue.take()
+    taken = [next(one), next(other), next(one), *other]
+    assert taken == paths
+    assert list(one) == []
+    queue.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere one process reads")
+def test_a_reading_that_is_given_up_leaves_no_process_behind(read_apart):
+    setting = """
+treecache._read_and_leave = lambda reading: __import__("time").sleep(60)
+with treecache.TreeReading(pathlib.Path(os.environ["TREE"])) as reading:
+    (child,) = reading._children
+assert not pathlib.Path(f"/proc/{child}").exists()
+os.environ["LLMC2PY_JOBS"] = "1"
+"""
+    assert read_apart(setting) == [6, 6]
