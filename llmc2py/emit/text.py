@@ -109,7 +109,9 @@ def indent(lines: Iterable[str], levels: int) -> list[str]:
 def quoted(text: str) -> str:
     """Return a Python string literal with double quotes, whatever the text holds."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in escaped) + '"'
+    if not escaped.isprintable():
+        escaped = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in escaped)
+    return f'"{escaped}"'
 
 
 def plain(text: str) -> str:

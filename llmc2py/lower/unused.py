@@ -26,10 +26,13 @@ def _target(line: str) -> str | None:
 
 
 def _unread(lines: Sequence[str]) -> set[str]:
-    text = "\n".join(f"    {line}" for line in lines) or "    pass"
+    targets = {target for line in lines if (target := _target(line)) is not None}
+    if not targets:
+        return targets
+    text = "\n".join(f"    {line}" for line in lines)
     names = [node for node in ast.walk(ast.parse(f"def f():\n{text}")) if isinstance(node, ast.Name)]
     read = {node.id for node in names if isinstance(node.ctx, ast.Load)}
-    return {target for line in lines if (target := _target(line)) is not None} - read
+    return targets - read
 
 
 def _with_passes(lines: Sequence[str]) -> list[str]:
