@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from llmc2py.caching import Shelf, content_key, program_key
 from llmc2py.drift.record import ModuleRecords, kernel_names, records_of
 from llmc2py.emit.render import render_module
+from llmc2py.forks import share
 from llmc2py.ir.plans import ModulePlan, PackagePlan
 
 MODULES = Shelf("modules", 128 << 20)
+#: How many modules are worth a process.
+_MODULES_EACH = 6
 #: What a key of the module stands for, so that their names tell which of them the module has.
 _NAMED = ("kernels", "launchers", "replaced")
 
@@ -26,11 +29,17 @@ class MadeModule:
 
 def made_modules(plan: PackagePlan) -> dict[str, MadeModule]:
     """Return what is made of each module, by its path; from the cache where the same was made before."""
-    return {module.path: _made(module, kernel_names(plan, module)) for module in plan.modules}
+    wanted = []
+    for module in plan.modules:
+        names = kernel_names(plan, module)
+        wanted.append((module, names, _key(module, names)))
+    new = [one for one in wanted if one[2] is not None and not MODULES.has(one[2])]
+    if MODULES.is_writable():
+        share(new, lambda one: _made(*one), _MODULES_EACH)
+    return {module.path: _made(module, names, key) for module, names, key in wanted}
 
 
-def _made(module: ModulePlan, names: dict[str, str]) -> MadeModule:
-    key = _key(module, names)
+def _made(module: ModulePlan, names: dict[str, str], key: str | None) -> MadeModule:
     known = MODULES.load(key) if key is not None else None
     if isinstance(known, MadeModule):
         return known

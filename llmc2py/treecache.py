@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import gc
 import itertools
-import os
 import pathlib
-import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import NoReturn
 
 from llmc2py.caching import Shelf, code_key, paused_collection
+from llmc2py.forks import Shared, possible_copies
 from llmc2py.frontend.creference import REFERENCES
 from llmc2py.frontend.reader import ReadCache, ReadUnit, library_of, read_unit
 from llmc2py.frontend.sources import UnitKeys, find_sources
@@ -25,9 +23,6 @@ _WORTH_KEEPING = 0.02
 #: How many units are worth one process more, and how many bytes of them are worth the first.
 _UNITS_EACH = 3
 _LEAST_BYTES = 8_000
-#: Numbers of so many bytes, as many as a pipe takes at once.
-_NUMBER = 2
-_LONGEST_QUEUE = 16_384
 UNITS = Shelf("units", 256 << 20)
 #: Units that this process has had, by key, the latest at the end.
 _RECENT: dict[str, ReadUnit] = {}
@@ -73,44 +68,32 @@ class TreeReading:
             if len(known) > _SHARED_LIMIT:
                 known.clear()
         self._cache = ReadCache(items=_SHARED.items, bodies=_SHARED.bodies)
-        self._children: list[int] = []
         missing = [path for path in self._paths if not self._is_known(path)]
         # The largest first, so that all are done at about the same time.
-        self._queue = _Queue(sorted(missing, key=lambda path: (-path.stat().st_size, path)))
+        missing.sort(key=lambda path: (-path.stat().st_size, path))
+        self._ahead = Shared(missing, self._read_ahead, _copies(missing))
 
     def __enter__(self) -> TreeReading:
-        for _ in range(_helpers(self._queue.paths)):
-            child = os.fork()
-            if child == 0:
-                _read_and_leave(self)
-            self._children.append(child)
+        self._ahead.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for child in self._children:
-            os.kill(child, signal.SIGKILL)
-        self._wait()
-        self._queue.close()
+    def __exit__(self, *raised: object) -> None:
+        self._ahead.__exit__(*raised)
 
     def library(self) -> Library:
         """Return the whole tree."""
         with paused_collection():
-            if self._children:
-                for path in self._queue.take():
-                    self.get(path)
-            self._wait()
+            for path in self._ahead.take():
+                self.get(path)
+            self._ahead.wait()
             library = library_of([self.get(path) for path in self._paths], self._unreadable)
             REFERENCES.save()
             _age()
         return library
 
-    def _wait(self) -> None:
-        while self._children:
-            os.waitpid(self._children.pop(), 0)
-
-    def read_ahead(self) -> None:
-        """Read what no other process reads into the cache."""
-        for path in self._queue.take():
+    def _read_ahead(self, paths: Iterable[pathlib.Path]) -> None:
+        """Read units into the cache for another process."""
+        for path in paths:
             self.read(path, self.key(path), least=0.0)
         REFERENCES.save()
 
@@ -155,54 +138,11 @@ class TreeReading:
         return unit.file is not None and unit.probes <= self._keys.places(path)
 
 
-def _processes() -> int:
-    """Return how many processes may read at once: ``LLMC2PY_JOBS``, else one for each core."""
-    chosen = os.environ.get("LLMC2PY_JOBS", "")
-    if chosen.isdigit():
-        return int(chosen)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-class _Queue:
-    """Files that this process and its copies take, each file once."""
-
-    def __init__(self, paths: Sequence[pathlib.Path]) -> None:
-        self.paths = paths[:_LONGEST_QUEUE]
-        self._out, into = os.pipe()
-        os.write(into, b"".join(number.to_bytes(_NUMBER, "big") for number in range(len(self.paths))))
-        os.close(into)
-
-    def take(self) -> Iterator[pathlib.Path]:
-        """Yield the files that no process has taken yet."""
-        while number := os.read(self._out, _NUMBER):
-            yield self.paths[int.from_bytes(number, "big")]
-
-    def close(self) -> None:
-        os.close(self._out)
-
-
-def _helpers(missing: Sequence[pathlib.Path]) -> int:
+def _copies(missing: Sequence[pathlib.Path]) -> int:
     """Return how many processes beside this one are worth it to read files."""
-    helpers = min(_processes() - 1, -(-len(missing) // _UNITS_EACH))
-    size = sum(path.stat().st_size for path in missing)
-    return helpers if helpers > 0 and size >= _LEAST_BYTES and _may_fork() and UNITS.is_writable() else 0
-
-
-def _may_fork() -> bool:
-    """Whether this process has no threads, not even native ones, and runs where that can be told."""
-    try:
-        return len(os.listdir("/proc/self/task")) == 1
-    except OSError:
-        return False
-
-
-def _read_and_leave(reading: TreeReading) -> NoReturn:
-    try:
-        with paused_collection():
-            reading.read_ahead()
-    finally:
-        # Whatever happened: what the process that this is a copy of has yet to do is not to be done here.
-        os._exit(0)
+    if sum(path.stat().st_size for path in missing) < _LEAST_BYTES or not UNITS.is_writable():
+        return 0
+    return possible_copies(-(-len(missing) // _UNITS_EACH))
 
 
 @cache

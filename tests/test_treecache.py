@@ -262,7 +262,7 @@ def test_another_process_reads_meanwhile(read_apart):
     setting = """
 library = treecache.TreeReading.library
 def later(reading):
-    for child in reading._children:
+    for child in reading._ahead._copies:
         os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     return library(reading)
 treecache.TreeReading.library = later
@@ -272,31 +272,9 @@ treecache.TreeReading.library = later
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere one process reads")
 def test_what_another_process_leaves_out_is_read_here(read_apart):
-    assert read_apart("treecache._read_and_leave = lambda *_: os._exit(1)") == [6, 6]
+    assert read_apart("treecache.TreeReading._read_ahead = lambda *_: os._exit(1)") == [6, 6]
 
 
 def test_a_process_with_threads_reads_alone(read_apart):
     setting = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
-    assert read_apart(setting) == [6, 6]
-
-
-def test_each_file_is_taken_once(tmp_path):
-    paths = [tmp_path / f"{number}.cu" for number in range(300)]
-    queue = treecache._Queue(paths)
-    one, other = queue.take(), queue.take()
-    taken = [next(one), next(other), next(one), *other]
-    assert taken == paths
-    assert list(one) == []
-    queue.close()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere one process reads")
-def test_a_reading_that_is_given_up_leaves_no_process_behind(read_apart):
-    setting = """
-treecache._read_and_leave = lambda reading: __import__("time").sleep(60)
-with treecache.TreeReading(pathlib.Path(os.environ["TREE"])) as reading:
-    (child,) = reading._children
-assert not pathlib.Path(f"/proc/{child}").exists()
-os.environ["LLMC2PY_JOBS"] = "1"
-"""
     assert read_apart(setting) == [6, 6]

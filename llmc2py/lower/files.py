@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from llmc2py.caching import Shelf, content_key, program_key
+from llmc2py.forks import share
 from llmc2py.ir.library import Launcher, Parameter, SourceFile
 from llmc2py.ir.names import is_reserved
 from llmc2py.ir.plans import LaunchPlan, NotLowered
@@ -18,6 +20,8 @@ from llmc2py.lower.surroundings import Look, Surroundings, View
 #: What pointers point to where arrays of any dtype are taken.
 _UNTYPED = ("void", "x128", "f128")
 LOWERED = Shelf("lowered", 64 << 20)
+#: How many files are worth a process.
+_FILES_EACH = 4
 _Lowered = LaunchPlan | NotLowered
 
 
@@ -33,11 +37,25 @@ class LoweredFile:
     key: str = ""
 
 
+def lower_files(files: Iterable[SourceFile], tree: Surroundings) -> Iterator[tuple[SourceFile, LoweredFile]]:
+    """Yield each file with its launchers, lowered in several processes where many are new."""
+    files = list(files)
+    new = [file for file in files if file.key and file.launchers and not LOWERED.has(_place(file))]
+    if LOWERED.is_writable():
+        share(new, lambda file: lower_file(file, tree), _FILES_EACH)
+    for file in files:
+        yield file, lower_file(file, tree)
+
+
+def _place(file: SourceFile) -> str:
+    return content_key(program_key(), file.key)
+
+
 def lower_file(file: SourceFile, tree: Surroundings) -> LoweredFile:
     """Lower the launchers of a file, or take what was made of them when all that it depends on was the same."""
     if not file.key:
         return _FileLowering(file, tree).lower()[0]
-    place = content_key(program_key(), file.key)
+    place = _place(file)
     known = LOWERED.load(place)
     if isinstance(known, _Kept) and known.is_valid(file, tree):
         return known.attached(file)

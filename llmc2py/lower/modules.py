@@ -17,7 +17,7 @@ from llmc2py.lower.bound import lower_bound
 from llmc2py.lower.checks import lower_check
 from llmc2py.lower.entrynames import check_clashes, check_names, folders_of
 from llmc2py.lower.entrytree import check_tree, unknown_sources
-from llmc2py.lower.files import lower_file
+from llmc2py.lower.files import lower_files
 from llmc2py.lower.homes import Home, find_homes
 from llmc2py.lower.kernels import callable_kernels, kernel_symbols, listed
 from llmc2py.lower.launchers import STREAMS
@@ -59,8 +59,7 @@ class _PackageLowering:
         self.homes: dict[Home, str] = {}
 
     def lower(self) -> tuple[PackagePlan, list[Diagnostic]]:
-        for file in self.library.files:
-            lowered = lower_file(file, self.tree)
+        for file, lowered in lower_files(self.library.files, self.tree):
             self.plans |= {(file.path, plan.name): plan for plan in lowered.plans}
             self.not_lowered += lowered.refused
             self.keys[file.path] = lowered.key
