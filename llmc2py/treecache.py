@@ -68,7 +68,8 @@ class TreeReading:
             if len(known) > _SHARED_LIMIT:
                 known.clear()
         self._cache = ReadCache(items=_SHARED.items, bodies=_SHARED.bodies)
-        missing = [path for path in self._paths if not self._is_known(path)]
+        self._known = [path for path in self._paths if self._is_known(path)]
+        missing = list(set(self._paths).difference(self._known))
         # The largest first, so that all are done at about the same time.
         missing.sort(key=lambda path: (-path.stat().st_size, path))
         self._ahead = Shared(missing, self._read_ahead, _copies(missing))
@@ -83,10 +84,11 @@ class TreeReading:
     def library(self) -> Library:
         """Return the whole tree."""
         with paused_collection():
-            for path in self._ahead.take():
-                self.get(path)
+            # What the copies have no part in comes first, so that these take more of what is to be read.
+            units = {path: self.get(path) for path in self._known}
+            units |= {path: self.get(path) for path in self._ahead.take()}
             self._ahead.wait()
-            library = library_of([self.get(path) for path in self._paths], self._unreadable)
+            library = library_of([units.get(path) or self.get(path) for path in self._paths], self._unreadable)
             REFERENCES.save()
             _age()
         return library

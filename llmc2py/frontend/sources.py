@@ -80,9 +80,15 @@ class UnitKeys:
         self._paths: dict[tuple[str, str], str] = {}
         self._real_folders: dict[str, str] = {}
         self._relatives: dict[str, str] = {}
+        self._keys: dict[pathlib.Path, str | None] = {}
 
     def key(self, path: pathlib.Path) -> str | None:
         """Return the key of a unit; None where its content cannot be told: then it has to be read each time."""
+        if path not in self._keys:
+            self._keys[path] = self._make_key(path)
+        return self._keys[path]
+
+    def _make_key(self, path: pathlib.Path) -> str | None:
         state, _ = self._file(str(path))
         if state.startswith(_ABSENT):
             return None
