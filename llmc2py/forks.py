@@ -67,15 +67,23 @@ class Shared(Generic[_Item]):
             os._exit(0)
 
 
-def share(items: Sequence[_Item], work: Callable[[_Item], object], least: int) -> None:
+def share(
+    items: Sequence[_Item], work: Callable[[_Item], object], least: int, end: Callable[[], object] = lambda: None
+) -> None:
     """Do something with each item where there are enough for several processes (``least`` for each), nothing else.
 
-    ``work`` keeps what it makes in the cache, and nothing is said of what it raises: whoever looks for it there and
-    does not find it makes it again.
+    ``work`` keeps what it makes in the cache: whoever looks for it there and does not find it makes it again. ``end``
+    is what copies do at their end.
     """
     if not (copies := possible_copies(len(items) // least - 1)):
         return
-    with Shared(items, lambda taken: [work(item) for item in taken], copies) as shared:
+
+    def do(taken: Iterable[_Item]) -> None:
+        for item in taken:
+            work(item)
+        end()
+
+    with Shared(items, do, copies) as shared:
         for item in shared.take():
             work(item)
         shared.wait()

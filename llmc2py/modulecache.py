@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from llmc2py.caching import Shelf, content_key, program_key
-from llmc2py.drift.record import ModuleRecords, kernel_names, records_of
+from llmc2py.drift.record import BODIES, ModuleRecords, kernel_names, records_of
 from llmc2py.emit.render import render_module
 from llmc2py.forks import share
 from llmc2py.ir.plans import ModulePlan, PackagePlan
@@ -34,8 +34,10 @@ def made_modules(plan: PackagePlan) -> dict[str, MadeModule]:
         names = kernel_names(plan, module)
         wanted.append((module, names, _key(module, names)))
     new = [one for one in wanted if one[2] is not None and not MODULES.has(one[2])]
+    # The longest first, so that all are done at about the same time.
+    new.sort(key=lambda one: -len(one[0].launchers))
     if MODULES.is_writable():
-        share(new, lambda one: _made(*one), _MODULES_EACH)
+        share(new, lambda one: _made(*one), _MODULES_EACH, BODIES.save)
     return {module.path: _made(module, names, key) for module, names, key in wanted}
 
 

@@ -33,7 +33,9 @@ def run(folder: pathlib.Path, code: str, jobs: int = 2) -> str:
 @ONLY_LINUX
 @pytest.mark.parametrize("jobs", [2, 3])
 def test_each_item_is_taken_once(tmp_path, jobs):
-    run(tmp_path, "forks.share(items, note, 10)", jobs)
+    run(tmp_path, "forks.share(items, note, 10, lambda: note('end'))", jobs)
+    assert len((tmp_path / "end").read_text().split()) == jobs - 1
+    (tmp_path / "end").unlink()
     had = [path.read_text().split() for path in tmp_path.iterdir()]
     assert len(had) == 5000
     assert {len(processes) for processes in had} == {1}

@@ -41,6 +41,8 @@ def lower_files(files: Iterable[SourceFile], tree: Surroundings) -> Iterator[tup
     """Yield each file with its launchers, lowered in several processes where many are new."""
     files = list(files)
     new = [file for file in files if file.key and file.launchers and not LOWERED.has(_place(file))]
+    # The longest first, so that all are done at about the same time.
+    new.sort(key=lambda file: -len(file.launchers))
     if LOWERED.is_writable():
         share(new, lambda file: lower_file(file, tree), _FILES_EACH)
     for file in files:
