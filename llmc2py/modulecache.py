@@ -66,6 +66,8 @@ def _key(module: ModulePlan, names: dict[str, str]) -> str | None:
 
 def _spelled(value: object) -> str:
     """Return a text that equal values alone share, whatever order their sets happen to have."""
+    if value is None or isinstance(value, (str, int, float)):
+        return repr(value)
     if isinstance(value, (list, tuple)):
         return f"({','.join(map(_spelled, value))})"
     if isinstance(value, Mapping):
@@ -74,6 +76,4 @@ def _spelled(value: object) -> str:
         return f"<{','.join(sorted(map(_spelled, value)))}>"
     if dataclasses.is_dataclass(value):
         return f"{type(value).__name__}{_spelled(vars(value))}"
-    if value is None or isinstance(value, (str, int, float)):
-        return repr(value)
     raise TypeError(f"{type(value).__name__} has no spelling yet")

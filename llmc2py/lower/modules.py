@@ -44,6 +44,7 @@ class _PackageLowering:
     def __init__(self, library: Library, entries: list[CatalogEntry], replacements: list[Replacement]) -> None:
         self.library = library
         self.files = {file.path: file for file in library.files}
+        self.folders = folders_of(self.files)
         self.entries = [entry for entry in entries if entry.layer and entry.source in self.files]
         self.checks = [entry for entry in entries if not entry.layer and entry.source in self.files]
         self.replacements = replacements
@@ -134,7 +135,7 @@ class _PackageLowering:
                 if name in OP_NAMES or is_reserved(name):
                     message = f"{entry.name}: generated modules use the name {name} themselves, so not a launcher's"
                     raise SourceError(self._place_of(entry, name), message)
-            check_names(entry, launchers, folders_of(self.files))
+            check_names(entry, launchers, self.folders)
             callables = {name: self._callable(entry, file, name) for name, file in places.items()}
             precisions = entry.precisions or self._precisions(entry)
             op = lower_entry(entry, callables, precisions, self._origin(entry, places))
