@@ -172,7 +172,7 @@ MUTANTS = {
         "classifier.py", r"N \* accumulation", "N", "FusedClassifier", CLASSIFIER, {"forward", "backward"},
     ),
     "position forgotten": (
-        "encoder.cu", r"wpe \+ \(size_t\)\(row % T\) \* C", "wpe", "Encoder", ENCODER[:1], {"forward"},
+        "encoder.cu", r"wpe \+ row % T \* C", "wpe", "Encoder", ENCODER[:1], {"forward"},
     ),
     "gradients of the tables exchanged": (
         "encoder.py", r"return None, dwte, dwpe", "return None, dwpe, dwte", "Encoder", ENCODER, {"backward"},
