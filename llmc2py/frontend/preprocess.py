@@ -82,6 +82,7 @@ class _Preprocessor(GuardedPreprocessor):
         self.texts = texts
         self.headers = headers
         self.macros: dict[str, Any]
+        self.countermacro: int
         self.include_once: dict[str, Any]
         self.line_directive = "#line"
         self.diagnostics: list[Diagnostic] = []
@@ -144,7 +145,9 @@ class _Preprocessor(GuardedPreprocessor):
 
     def _expand_header(self, text: str, source: str | None, abssource: str) -> ExpandedHeader:
         """Expand an included file to its text, which stands in the output as one token with line marks of its own."""
-        reported, outer = len(self.diagnostics), (self.includes, self.system_headers, self.probes, self.names)
+        # What it reports, and numbers of __COUNTER__, it has to give each time.
+        told = len(self.diagnostics), self.countermacro
+        outer = self.includes, self.system_headers, self.probes, self.names
         macros, varying, include_once = dict(self.macros), set(self._varying), dict(self.include_once)
         self.includes, self.system_headers, self.probes, self.names = {}, {}, set(), names_in(text)
         tokens = list(super().parsegen(text, source, abssource))
@@ -160,7 +163,7 @@ class _Preprocessor(GuardedPreprocessor):
             tuple(self.system_headers),
             frozenset(self._varying - varying),
             frozenset(self.probes),
-            len(self.diagnostics) == reported,
+            (len(self.diagnostics), self.countermacro) == told,
         )
         self.includes, self.system_headers, self.probes, self.names = outer
         return header

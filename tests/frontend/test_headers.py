@@ -103,3 +103,17 @@ def test_what_a_header_includes_counts_as_its_own(tmp_path):
     assert "int lanes = 4;" in texts["a.cu"].text
     assert "int lanes = 8;" in texts["b.cu"].text
     assert texts["b.cu"].includes == ("h.h", "inner.h")
+
+
+@pytest.mark.parametrize("used", ["__COUNTER__", "NUMBER"])
+def test_each_number_of_a_counter_is_there_once(tmp_path, used):
+    """Also where files that include a header draw numbers themselves, before it or behind it."""
+    files = {
+        "h.h": f'int first = {used};\n#include "inner.h"\n',
+        "inner.h": f"int second = {used};\n",
+        "a.cu": '#define NUMBER __COUNTER__\n#include "h.h"\nint third = NUMBER;\n',
+        "b.cu": '#define NUMBER __COUNTER__\nint zero = NUMBER;\n#include "h.h"\n#include "inner.h"\n',
+    }
+    texts = read(tmp_path, files, {})
+    numbers = {name: [line.split()[-1] for line in one.text.splitlines() if line] for name, one in texts.items()}
+    assert numbers == {"a.cu": ["0;", "1;", "2;"], "b.cu": ["0;", "1;", "2;", "3;"]}
