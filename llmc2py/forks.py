@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +20,8 @@ class Shared(Generic[_Item]):
     """Items that this process and copies of it take, each item once.
 
     The copies begin where this is entered, and are ended where it is left before ``wait``. ``work`` is what they do
-    with what they take; what one of them leaves out, whatever the reason, is to be done here.
+    with what they take; what one of them leaves out, whatever the reason, is to be done here: all of it where the
+    system has no room for copies.
     """
 
     def __init__(self, items: Sequence[_Item], work: Callable[[Iterable[_Item]], object], copies: int) -> None:
@@ -29,21 +32,28 @@ class Shared(Generic[_Item]):
         self._numbers = -1
 
     def __enter__(self) -> Shared[_Item]:
+        # Without memory, processes or files for copies, all is done here.
+        with contextlib.suppress(OSError):
+            self._begin()
+        return self
+
+    def _begin(self) -> None:
         if self._number > 0:
             self._numbers, into = os.pipe()
             count = min(len(self._items), _MOST_NUMBERS)
             os.write(into, b"".join(number.to_bytes(2, "big") for number in range(count)))
             os.close(into)
+        here = os.getpid()
         for _ in range(self._number):
             child = os.fork()
             if child == 0:
-                self._work_and_leave()
+                self._work_and_leave(here)
             self._copies.append(child)
-        return self
 
     def __exit__(self, *_: object) -> None:
         for child in self._copies:
-            os.kill(child, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
         self.wait()
         if self._numbers >= 0:
             os.close(self._numbers)
@@ -56,12 +66,17 @@ class Shared(Generic[_Item]):
     def wait(self) -> None:
         """Return when the copies have done what they took."""
         while self._copies:
-            os.waitpid(self._copies.pop(), 0)
+            # Where nobody is told of ends (SIGCHLD is ignored), this waits all the same, and then finds no process.
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._copies[-1], 0)
+            # Only now: whoever interrupts the wait has it ended.
+            self._copies.pop()
 
-    def _work_and_leave(self) -> NoReturn:
+    def _work_and_leave(self, original: int) -> NoReturn:
         try:
             with paused_collection():
-                self._work(self.take())
+                # Nobody waits for what it makes once the process that it is a copy of is gone (killed, perhaps).
+                self._work(itertools.takewhile(lambda _: os.getppid() == original, self.take()))
         finally:
             # Whatever happened: what the process that this is a copy of has yet to do is not to be done here.
             os._exit(0)
@@ -97,7 +112,7 @@ def possible_copies(wanted: int) -> int:
     """
     chosen = os.environ.get("LLMC2PY_JOBS", "")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    copies = min((int(chosen) if chosen.isdigit() else cores) - 1, wanted)
+    copies = min((int(chosen) if chosen.isascii() and chosen.isdigit() else cores) - 1, wanted)
     return copies if copies > 0 and _has_one_thread() else 0
 
 
