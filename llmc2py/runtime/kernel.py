@@ -292,6 +292,8 @@ class ConfiguredKernel(CallSite):
         known = self._instance.free
         found = known.get(kind)
         if found is None:
+            if len(known) >= _MAX_CONFIGURATIONS:
+                known.clear()
             known[kind] = True
         elif found is True:
             plan = self._record(args)
@@ -303,7 +305,9 @@ class ConfiguredKernel(CallSite):
     def _kind_of(self, args: Sequence[Any], pointers: list[int]) -> tuple[Any, ...] | None:
         """Return what a plan depends on but for grid, sizes and scalars; None where it depends on these too."""
         arrays = self._arrays(args)
-        if self._kernel.cooperative or self._has_open_scalars or not all(0 < a.size < INDEX_LIMIT for a in arrays):
+        # A kernel may take an array for one of bytes: where these are too many, a plan tells.
+        has_usual_sizes = all(0 < array.nbytes < INDEX_LIMIT for array in arrays)
+        if self._kernel.cooperative or self._has_open_scalars or not has_usual_sizes:
             return None
         kind: list[Any] = [self._configuration[1:]]
         for array, address in zip(arrays, pointers, strict=True):

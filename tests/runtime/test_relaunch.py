@@ -76,6 +76,14 @@ def test_a_call_that_comes_again_is_prepared(fake: Any, plans: list[Plan]) -> No
     assert [cells[4] for *_, cells in fake.launches] == [1, 2, 2, 2, 2]
 
 
+def test_no_more_kinds_of_calls_are_kept_than_configurations(fake: Any) -> None:
+    kernel = new_kernel()
+    for shared in range(2 * kernel_module._MAX_CONFIGURATIONS):
+        for seed in range(2):
+            kernel[1, 64, shared](aligned(8), None, 8, 0.5, seed)
+    assert len(kernel._plain.free) <= kernel_module._MAX_CONFIGURATIONS
+
+
 calls = st.fixed_dictionaries(
     {
         "grid": st.sampled_from([0, 1, 3, (2, 2)]),
@@ -122,6 +130,11 @@ def test_limits_are_those_of_each_call(fake: Any, monkeypatch: pytest.MonkeyPatc
         kernel[1, 32](aligned(8), None, 8, 0.5, seed)
     with pytest.raises(OverflowError, match="indexes with 32 bits"):
         kernel[1, 32](aligned(100), None, 8, 0.5, 3)
+    untyped = Kernel(SOURCE, "bytes", [Param("out", "void*", intent="out"), Param("n", "int")])
+    for size in (8, 9, 10):
+        untyped[1, 32](aligned(size), size)
+    with pytest.raises(OverflowError, match="has 100 elements, but the kernel indexes with 32 bits"):
+        untyped[1, 32](aligned(25), 25)
     with pytest.raises(LaunchError, match=r"grid \(1, 65536, 1\) is outside"):
         kernel[(1, 65536), 32](aligned(8), None, 8, 0.5, 4)
     fake.max_threads["other"] = 256
