@@ -114,9 +114,6 @@ class FreeLaunch:
         Raises LaunchError for a grid that the device has not, OverflowError for a scalar that its type does not hold.
         """
         plan, launch, kernel = self._plan, self._launch, self._launch.instance.kernel
-        check_limits(launch.kernel, plan.device, grid, launch.block, launch.shared)
-        if 0 in grid:
-            return
         count, addresses = len(args), iter(pointers)
         cells = (ctypes.c_uint64 * count)()
         for index, (param, ctype, value) in enumerate(zip(kernel.params, self._ctypes, args, strict=True)):
@@ -124,6 +121,10 @@ class FreeLaunch:
                 cells[index] = scalar_bits(c_scalar(value, ctype, param.name, kernel.name), ctype)
             elif value is not None:
                 cells[index] = next(addresses)
+        # In the order of a recorded call, which looks at its arguments even where it launches nothing.
+        check_limits(launch.kernel, plan.device, grid, launch.block, launch.shared)
+        if 0 in grid:
+            return
         first = ctypes.addressof(cells)
         table = (ctypes.c_void_p * count)(*range(first, first + 8 * count, 8))
         self._watch(args, pointers)

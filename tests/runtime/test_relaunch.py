@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from llmc2py.runtime import kernel as kernel_module
@@ -86,7 +86,7 @@ def test_no_more_kinds_of_calls_are_kept_than_configurations(fake: Any) -> None:
 
 calls = st.fixed_dictionaries(
     {
-        "grid": st.sampled_from([0, 1, 3, (2, 2)]),
+        "grid": st.sampled_from([0, 1, 3, (2, 2), (1, 65536)]),
         "block": st.sampled_from([32, (8, 4)]),
         "size": st.sampled_from([0, 1, 8, 1 << 10]),
         "dtype": st.sampled_from([np.float32, np.float16, np.int32]),
@@ -97,6 +97,11 @@ calls = st.fixed_dictionaries(
         "seed": st.sampled_from([0, 2**32 - 1, -1]),
     }
 )
+
+
+CALL = {
+    "grid": 1, "block": 32, "size": 8, "dtype": np.float32, "form": "whole", "inp": 4, "n": 7, "rate": 1.5, "seed": 0,
+}  # fmt: skip
 
 
 def outcome(kernel: Kernel, fake: Any, call: dict[str, Any]) -> Any:
@@ -115,6 +120,8 @@ def outcome(kernel: Kernel, fake: Any, call: dict[str, Any]) -> Any:
 
 
 @given(st.lists(calls, min_size=1, max_size=12))
+@example([CALL, CALL, CALL | {"grid": 0, "seed": -1}])
+@example([CALL, CALL, CALL | {"grid": (1, 65536), "n": 2**31}])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_each_call_does_what_a_first_one_does(fake: Any, drawn: list[dict[str, Any]]) -> None:
     kernel = new_kernel()
