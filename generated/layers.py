@@ -90,7 +90,7 @@ class FusedClassifier(Layer):
     loss = -mean(log(softmax(logits[..., :V])[targets])) / accumulation, in float32
 
     Fast sizes: Vp a multiple of 4 (float32) or 8 (float16, bfloat16), V from 4096 (float32) or 8192 on and at most
-    one more than a multiple of these. Source: llmc/fused_classifier.cuh:124.
+    one more than a multiple of these. Source: llmc/fused_classifier.cuh:125.
     """
 
     spec = OpSpec(
@@ -105,7 +105,7 @@ class FusedClassifier(Layer):
         saves=("logits", "targets", "losses"),
         saved={"losses": (("N",), "float32")},
         dtypes=("float32", "float16", "bfloat16"),
-        origin="llmc/fused_classifier.cuh:124",
+        origin="llmc/fused_classifier.cuh:125",
     )
 
     def __init__(self, V: int, *, accumulation: int = 1, inplace: bool = False) -> None:

@@ -141,21 +141,21 @@ __device__ inline float blockReduce(float val, bool final_sync=false, float out_
     if (final_sync) __syncthreads();
     return total;
 }
-#line 24 "llmc/fused_classifier.cuh"
+#line 23 "llmc/fused_classifier.cuh"
 struct SoftmaxParams { float Scale, Offset; };
-#line 26 "llmc/fused_classifier.cuh"
-__device__ inline float power_of(floatX x, float offset) {
-    return exp2f(fmaf(1.44269504f, (float)x, -offset));
+#line 27 "llmc/fused_classifier.cuh"
+__device__ inline float power_of(float x, float offset) {
+    return exp2f(1.44269504f * (x - offset));
 }
-#line 32 "llmc/fused_classifier.cuh"
+#line 33 "llmc/fused_classifier.cuh"
 template<bool Whole>
 __device__ inline float sum_packet(const x128& packet, int left, float offset) {
     float sum = 0.0f;
     #pragma unroll
-    for (int i = 0; i < x128::size; ++i) sum += Whole || i < left ? power_of(packet[i], offset) : 0.0f;
+    for (int i = 0; i < x128::size; ++i) sum += Whole || i < left ? power_of((float)packet[i], offset) : 0.0f;
     return sum;
 }
-#line 41 "llmc/fused_classifier.cuh"
+#line 42 "llmc/fused_classifier.cuh"
 template<bool Whole>
 __device__ inline void take_packet(float& offset, float& sum, const x128& packet, int left) {
     const float added = sum_packet<Whole>(packet, left, offset);
@@ -165,11 +165,11 @@ __device__ inline void take_packet(float& offset, float& sum, const x128& packet
     }
     float higher = offset;
     #pragma unroll
-    for (int i = 0; i < x128::size; ++i) higher = Whole || i < left ? fmaxf(higher, 1.44269504f * (float)packet[i]) : higher;
-    sum = sum * exp2f(offset - higher) + sum_packet<Whole>(packet, left, higher);
+    for (int i = 0; i < x128::size; ++i) higher = Whole || i < left ? fmaxf(higher, (float)packet[i]) : higher;
+    sum = sum * power_of(offset, higher) + sum_packet<Whole>(packet, left, higher);
     offset = higher;
 }
-#line 57 "llmc/fused_classifier.cuh"
+#line 58 "llmc/fused_classifier.cuh"
 template<bool Whole>
 __device__ inline void sum_share(float& offset, float& sum, const floatX* row, int V, int P) {
     int c = threadIdx.x * x128::size;
@@ -178,7 +178,7 @@ __device__ inline void sum_share(float& offset, float& sum, const floatX* row, i
     }
     if (c < V) take_packet<false>(offset, sum, load_packet<Whole>(row + c, P - c), V - c);
 }
-#line 67 "llmc/fused_classifier.cuh"
+#line 68 "llmc/fused_classifier.cuh"
 __device__ SoftmaxParams prepare_softmax_blockwide3(int64_t idx, const floatX* inp, int V, int P) {
     float own = -FLT_MAX;
     float sum = 0.0f;
@@ -186,20 +186,20 @@ __device__ SoftmaxParams prepare_softmax_blockwide3(int64_t idx, const floatX* i
     else sum_share<false>(own, sum, inp + idx * P, V, P);
     const float offset = blockReduce<warpReduceMax>(own, false, -FLT_MAX);
 
-    const float total = blockReduce<warpReduceSum>(sum * exp2f(own - offset));
+    const float total = blockReduce<warpReduceSum>(sum * power_of(own, offset));
     return SoftmaxParams{1.0f / total, offset};
 }
-#line 80 "llmc/fused_classifier.cuh"
+#line 81 "llmc/fused_classifier.cuh"
 template<bool Plain>
 __device__ inline void classify_packet(x128& probability, x128& gradient, const x128& x, SoftmaxParams softmax, float dloss, int target, int c, int V) {
     #pragma unroll
     for (int i = 0; i < x128::size; ++i) {
-        const float p = Plain || c + i < V ? softmax.Scale * power_of(x[i], softmax.Offset) : 0.0f;
+        const float p = Plain || c + i < V ? softmax.Scale * power_of((float)x[i], softmax.Offset) : 0.0f;
         probability[i] = (floatX)p;
         gradient[i] = (floatX)((p - (!Plain && c + i == target ? 1.0f : 0.0f)) * dloss);
     }
 }
-#line 91 "llmc/fused_classifier.cuh"
+#line 92 "llmc/fused_classifier.cuh"
 template<bool WriteDLogits = true, bool WriteProbs = false>
 __global__ void __launch_bounds__(1024, MAX_1024_THREADS_BLOCKS)
     fused_classifier_kernel5(floatX* logits, float* losses, floatX* probs, const float dloss, const int* targets, int B, int T, int V, int P, std::bool_constant<WriteDLogits>) {
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(1024, MAX_1024_THREADS_BLOCKS)
 
     const float of_target = (float)row[target];
     const SoftmaxParams softmax = prepare_softmax_blockwide3(idx, logits, V, P);
-    if (threadIdx.x == 0) losses[idx] -= 0.69314718f * fmaf(1.44269504f, of_target, -softmax.Offset) + logf(softmax.Scale);
+    if (threadIdx.x == 0) losses[idx] -= of_target - softmax.Offset + logf(softmax.Scale);
 
     if constexpr (WriteDLogits || WriteProbs) {
 

@@ -26,7 +26,7 @@ fused_classifier_kernel5 = Kernel(
         Param("P", "int"),
         Param("WriteDLogits", "tag:WriteDLogits"),
     ],
-    origin="llmc/fused_classifier.cuh:91",
+    origin="llmc/fused_classifier.cuh:92",
     template=[TemplateParam("WriteDLogits", "bool", default=True), TemplateParam("WriteProbs", "bool", default=False)],
     wide_indices=True,
 )
@@ -44,7 +44,7 @@ fused_classifier_kernel5 = Kernel(
         Param("P", "int"),
         Param("write_dlogits", "tag:WriteDLogits"),
     ],
-    origin="llmc/fused_classifier.cuh:124",
+    origin="llmc/fused_classifier.cuh:125",
     template=[TemplateParam("Type", "type"), TemplateParam("WriteDLogits", "bool")],
 )
 def fused_classifier(

@@ -16,15 +16,16 @@ For each of B*T rows of logits x, of which V are in use and P are in memory, wit
 
 // Exponentials are powers of two here, which the hardware has: exp(x) = exp2(LOG2_E x).
 #define LOG2_E 1.44269504f
-#define LN_2 0.69314718f
 // A sum of exponentials that grows beyond this is begun anew, relative to a larger value.
 #define LARGEST_SUM 1e18f
 
-// What softmax takes from a row: p = Scale exp2(LOG2_E x - Offset).
+// What softmax takes from a row: p = Scale exp(x - Offset).
 struct SoftmaxParams { float Scale, Offset; };
 
-__device__ inline float power_of(floatX x, float offset) {
-    return exp2f(fmaf(LOG2_E, (float)x, -offset));
+// exp(x - offset). The difference comes first: of equals it is 0 however large they are (a product that is rounded would leave
+// more of logits such as -1e10, which masks have, than exp2 has room for).
+__device__ inline float power_of(float x, float offset) {
+    return exp2f(LOG2_E * (x - offset));
 }
 
 // The exponentials of the first left elements of a packet (all, if Whole), added up. Of a row all packets but the last are
@@ -33,7 +34,7 @@ template<bool Whole>
 __device__ inline float sum_packet(const x128& packet, int left, float offset) {
     float sum = 0.0f;
     #pragma unroll
-    for (int i = 0; i < x128::size; ++i) sum += Whole || i < left ? power_of(packet[i], offset) : 0.0f;
+    for (int i = 0; i < x128::size; ++i) sum += Whole || i < left ? power_of((float)packet[i], offset) : 0.0f;
     return sum;
 }
 
@@ -47,8 +48,8 @@ __device__ inline void take_packet(float& offset, float& sum, const x128& packet
     }
     float higher = offset;
     #pragma unroll
-    for (int i = 0; i < x128::size; ++i) higher = Whole || i < left ? fmaxf(higher, LOG2_E * (float)packet[i]) : higher;
-    sum = sum * exp2f(offset - higher) + sum_packet<Whole>(packet, left, higher);
+    for (int i = 0; i < x128::size; ++i) higher = Whole || i < left ? fmaxf(higher, (float)packet[i]) : higher;
+    sum = sum * power_of(offset, higher) + sum_packet<Whole>(packet, left, higher);
     offset = higher;
 }
 
@@ -71,7 +72,7 @@ __device__ SoftmaxParams prepare_softmax_blockwide3(int64_t idx, const floatX* i
     else sum_share<false>(own, sum, inp + idx * P, V, P);
     const float offset = blockReduce<warpReduceMax>(own, false, -FLT_MAX);
     // The two reductions have shared memory of their own each, so nothing has to be waited for in between.
-    const float total = blockReduce<warpReduceSum>(sum * exp2f(own - offset));
+    const float total = blockReduce<warpReduceSum>(sum * power_of(own, offset));
     return SoftmaxParams{1.0f / total, offset};
 }
 
@@ -81,7 +82,7 @@ template<bool Plain>
 __device__ inline void classify_packet(x128& probability, x128& gradient, const x128& x, SoftmaxParams softmax, float dloss, int target, int c, int V) {
     #pragma unroll
     for (int i = 0; i < x128::size; ++i) {
-        const float p = Plain || c + i < V ? softmax.Scale * power_of(x[i], softmax.Offset) : 0.0f;
+        const float p = Plain || c + i < V ? softmax.Scale * power_of((float)x[i], softmax.Offset) : 0.0f;
         probability[i] = (floatX)p;
         gradient[i] = (floatX)((p - (!Plain && c + i == target ? 1.0f : 0.0f)) * dloss);
     }
@@ -98,7 +99,7 @@ __global__ void __launch_bounds__(1024, MAX_1024_THREADS_BLOCKS)
     // Read before the barriers of the reduction; after them other threads write gradients over the logits.
     const float of_target = (float)row[target];
     const SoftmaxParams softmax = prepare_softmax_blockwide3(idx, logits, V, P);
-    if (threadIdx.x == 0) losses[idx] -= LN_2 * fmaf(LOG2_E, of_target, -softmax.Offset) + logf(softmax.Scale);
+    if (threadIdx.x == 0) losses[idx] -= of_target - softmax.Offset + logf(softmax.Scale);
 
     if constexpr (WriteDLogits || WriteProbs) {
         // Backwards, since the end of the row is what was read last.
