@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.gpt2_plot import plot_rates
 from benchmarks.gpt2_programs import PROGRAMS, Batch, OutOfMemoryError, Program, free_memory, synchronizer
 from benchmarks.gpt2_traces import kernel_times, shares
+from benchmarks.outputs import Output
 from examples.gpt2.model import GPT2_124M, TINY, GPT2Config
 from examples.gpt2.prepare import DTYPES, device_of
 from examples.gpt2.training import peak_of
@@ -206,9 +207,9 @@ def device_name(device: str) -> str:
 @click.option("--seconds", type=float, default=4.0, show_default=True, help="Of measuring, per program and size.")
 @click.option("--limit", type=float, help="Begin no further measurement after so many seconds.")
 @click.option("--kernels/--no-kernels", default=True, show_default=True, help="Add a table by kernel (needs PyTorch).")
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--markdown", "markdown_path", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--png", "png_path", type=click.Path(dir_okay=False, path_type=Path), help="Needs matplotlib.")
+@click.option("--json", "json_path", type=Output())
+@click.option("--markdown", "markdown_path", type=Output())
+@click.option("--png", "png_path", type=Output(), help="Needs matplotlib.")
 def main(
     model: str,
     device: str,

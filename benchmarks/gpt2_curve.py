@@ -14,6 +14,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.gpt2 import device_name
+from benchmarks.outputs import Output
 from examples.gpt2.data import TokenLoader
 from examples.gpt2.model import GPT2, GPT2_124M, TINY, GPT2Config
 from examples.gpt2.plot import HINT
@@ -77,8 +78,8 @@ def plot(path: Path, curves: dict[str, list[float]], title: str) -> None:
 @click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True)
 @click.option("--sequence", type=click.IntRange(min=1), default=512, show_default=True)
 @click.option("--lr", type=float, default=3e-4, show_default=True)
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--png", "png_path", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--json", "json_path", type=Output())
+@click.option("--png", "png_path", type=Output())
 def main(
     model: str, data: Path, device: str, dtype: str, json_path: Path | None, png_path: Path | None, **sizes: Any
 ) -> None:

@@ -28,6 +28,7 @@ import click
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
+from benchmarks.outputs import Output
 from llmc2py import listing, pipeline, results
 from llmc2py.diagnostics import UsageError
 from llmc2py.drift.compare import compare
@@ -312,7 +313,7 @@ def _kept(path: pathlib.Path | None) -> dict[str, Row]:
     "--rows", type=click.Path(path_type=pathlib.Path),
     help="Keep what is found here, a line for each commit; commits that are there already are not looked at again.",
 )  # fmt: skip
-@click.option("--output", type=click.Path(path_type=pathlib.Path), help="Write history.md, .csv and .svg to a folder.")
+@click.option("--output", type=Output(file_okay=False), help="Write history.md, .csv and .svg to a folder.")
 def main(
     clone: pathlib.Path,
     revision: str,

@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.layer_cases import CASES, DTYPES, Case, Data, make_data
 from benchmarks.layer_programs import PROGRAMS, Cpu, Cuda, Device, OutOfMemoryError, Program, ceilings, out_of_memory
+from benchmarks.outputs import Output
 
 LEGEND = (
     "GB/s: each input read once and each output written once, whatever a pass really moves. TFLOP/s: 2 for each "
@@ -241,8 +242,8 @@ def plan(names: tuple[str, ...], dtypes: tuple[str, ...], sizes: tuple[float, ..
 @click.option("--seconds", type=float, default=0.2, show_default=True, help="Of measuring, per program and pass.")
 @click.option("--limit", type=float, help="Begin no further layer after so many seconds.")
 @click.option("--compile/--no-compile", "compiled", default=True, show_default=True, help="With torch.compile.")
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--plots", "folder", type=click.Path(file_okay=False, path_type=Path), help="Needs matplotlib.")
+@click.option("--json", "json_path", type=Output())
+@click.option("--plots", "folder", type=Output(file_okay=False), help="Needs matplotlib.")
 def main(
     names: tuple[str, ...],
     dtypes: tuple[str, ...],

@@ -29,6 +29,10 @@ from typing import Any
 import click
 import numpy as np
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from benchmarks.outputs import Output
+
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
 PACKAGE = "generated_for_tricycle"
@@ -355,7 +359,7 @@ def measured(
 @click.option("--batch", type=click.IntRange(1), help="Rows in a batch.  [default: that of the size]")
 @click.option("--steps", type=click.IntRange(1), default=10, show_default=True, help="Steps that are timed, twice.")
 @click.option("--revision", "named", help="The commit of CLONE.  [default: as git says]")
-@click.option("--output", type=click.Path(path_type=pathlib.Path), help="Write OUTPUT.json and OUTPUT.md too.")
+@click.option("--output", type=Output(), help="Write OUTPUT.json and OUTPUT.md too.")
 def main(
     clone: pathlib.Path,
     device: str,
