@@ -35,6 +35,7 @@ OPEN_MACROS = frozenset(
         "__CUDACC_VER_MAJOR__",
         "__CUDACC_VER_MINOR__",
         "__CUDACC_RTC__",
+        "LLMC2PY_CPU",
     }
 )
 PRECISION_MACROS = frozenset({"ENABLE_FP32", "ENABLE_FP16", "ENABLE_BF16"})

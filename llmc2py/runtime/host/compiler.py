@@ -23,9 +23,11 @@ _SOURCES = _HERE / "src"
 # No contraction and no fast mathematics: a kernel's float arithmetic is to be reproducible. Its assertions always hold.
 # Frames larger than the guard below a stack are touched page by page, so that none reaches over it.
 _COMMON = ("-fPIC", "-ffp-contract=off", "-w", "-UNDEBUG", "-fstack-clash-protection")
-_KERNEL = ("-std=c++17", "-O2", *_COMMON, "-fvisibility=hidden")
+# GCC's if-conversion takes a load of a vector for that of its elements, and makes it whatever the address.
+_ARMS_APART = ("-fno-if-conversion", "-fno-if-conversion2")
+_KERNEL = ("-std=c++17", "-O2", *_COMMON, *_ARMS_APART, "-fvisibility=hidden")
 _CHECKS = ("-fsanitize=thread", "-fsanitize=integer-divide-by-zero", "-DLLMC2PY_CHECK")
-_CHECKED = ("-std=c++17", "-O1", "-gdwarf-4", *_COMMON, "-fvisibility=hidden", *_CHECKS)
+_CHECKED = ("-std=c++17", "-O1", "-gdwarf-4", *_COMMON, *_ARMS_APART, "-fvisibility=hidden", *_CHECKS)
 # Kernels find their indices at a fixed offset from the thread pointer; the runtime keeps few thread-local bytes for it.
 # Vector loads of what was just stored word by word would stall.
 _RUNTIME = (*_KERNEL, "-ftls-model=initial-exec", "-fno-tree-vectorize", "-fno-tree-slp-vectorize", "-pthread")
@@ -88,7 +90,7 @@ def find_c_compiler() -> Compiler:
 
 def _errors_of(output: str) -> str:
     lines = [line for line in output.splitlines() if "error:" in line or "undefined reference" in line]
-    return "\n".join((lines or output.splitlines())[:_ERRORS_SHOWN])
+    return "\n".join(list(dict.fromkeys(lines or output.splitlines()))[:_ERRORS_SHOWN])
 
 
 def _compile(compiler: Compiler, options: Sequence[str], folder: pathlib.Path, what: str) -> None:

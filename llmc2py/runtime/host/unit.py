@@ -17,6 +17,7 @@ _ALIGNED_SHARED = re.compile(r"\b__shared__(\s+)(alignas\s*\([^()]*(?:\([^()]*\)
 _NOINLINE = re.compile(r"(?<![\w(])__noinline__\b")
 _BRACE = re.compile(r"(\bnamespace\b[^{};]*|\bextern\s*)?\{|\}")
 _COMMENT_OR_STRING = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL)
+_ASM = re.compile(r"\b(?:asm|__asm|__asm__)(?:\s+(?:volatile|__volatile__))?\s*\((?!\s*\"\"\s*[:)])")
 
 
 def dynamic_shared_names(text: str) -> list[str]:
@@ -35,6 +36,29 @@ def _is_in_braces(text: str) -> bool:
     return any(opened)
 
 
+def _blank(match: re.Match[str]) -> str:
+    return re.sub(r"[^\n]", " ", match[0])
+
+
+def _refuse_ptx(text: str) -> str:
+    """Return text in which each statement of inline PTX is a call that the compiler reports where it would be made."""
+    # Of the same length, so that neither comments nor the PTX's own parentheses are in the way.
+    code = _COMMENT_OR_STRING.sub(_blank, text)
+    parts: list[str] = []
+    done = 0
+    for asm in _ASM.finditer(text):
+        if asm.start() < done or code[asm.start()] == " ":
+            continue
+        end, depth = asm.end(), 1
+        while depth and end < len(code):
+            depth += {"(": 1, ")": -1}.get(code[end], 0)
+            end += 1
+        lines = "\n" * text.count("\n", asm.start(), end)
+        parts += [text[done : asm.start()], f"llmc2py::inline_ptx(){lines}"]
+        done = end
+    return "".join(parts) + text[done:]
+
+
 def host_text(text: str) -> str:
     """Return CUDA text as the C++ that ``cuda_host.h`` makes compile; the number of lines stays."""
 
@@ -44,7 +68,7 @@ def host_text(text: str) -> str:
             return f"static const llmc2py::DynamicShared<{element}> {name};"
         return f"auto *{name} = static_cast<std::add_pointer_t<{element}>>(llmc2py_dynamic_shared);"
 
-    rewritten = _DYNAMIC_SHARED.sub(declare, text)
+    rewritten = _DYNAMIC_SHARED.sub(declare, _refuse_ptx(text))
     rewritten = _STATIC_SHARED.sub("", rewritten)
     rewritten = _ALIGNED_SHARED.sub(r"\2\1__shared__", rewritten)
     return _NOINLINE.sub("__attribute__((noinline))", rewritten)

@@ -162,6 +162,51 @@ def test_content_keys_tell_parts_apart():
     assert cache.content_key("a") == cache.content_key("a")
 
 
+PTX = """
+__device__ float power(float x) {
+    float y;
+    asm volatile("{ .reg .f32 t; // (\\n"
+                 "ex2.approx.f32 %0, %1; }" : "=f"(y) : "f"(x));
+    return y;
+}
+__global__ void k(float* o) {
+    o[0] = power(o[0]);
+}
+"""
+
+
+def test_inline_ptx_is_refused_at_its_line_with_what_to_write(run):
+    with pytest.raises(CompileError) as caught:
+        host.kernel(run.request(PTX, "k"), 0)
+    refused = [line for line in str(caught.value).splitlines() if "inline PTX (asm) runs on CUDA alone" in line]
+    assert len(refused) == 1
+    assert refused[0].startswith("k.cu:4:")
+    assert "#ifdef LLMC2PY_CPU" in refused[0]
+
+
+def test_text_after_inline_ptx_keeps_its_lines(run):
+    with pytest.raises(CompileError, match=r"k\.cu:9:\d+: error: .*missing"):
+        host.kernel(run.request(PTX.replace("o[0] = power", "o[0] = missing"), "k"), 0)
+
+
+def test_cpu_takes_the_branch_without_ptx(run):
+    text = PTX.replace("    asm", "#ifdef LLMC2PY_CPU\n    y = exp2f(x); // no asm(\n#else\n    asm").replace(
+        "    return y", "#endif\n    return y"
+    )
+    out = np.full(1, 3, np.float32)
+    run(text, "k", out)
+    assert out[0] == 8
+
+
+def test_barriers_of_the_compiler_are_no_ptx(run):
+    text = (
+        '__global__ void k(int* o) { o[0] = 1; asm volatile("" ::: "memory"); __asm__ (""); o[0] += sizeof("asm(");  }'
+    )
+    out = np.zeros(1, np.int32)
+    run(text, "k", out)
+    assert out[0] == 6
+
+
 def test_host_text_rewrites_what_the_header_cannot():
     text = "void f() {\n  extern __shared__ __align__(16) char* b[];\n  static __shared__ int n;\n}\n"
     text += "__noinline__ int g();\n"

@@ -341,3 +341,39 @@ def test_nothing_runs_for_an_empty_grid(run):
     assert out[0] == 0
     run("__global__ void one(float* out) { out[0] = 1; }", "one", out, grid=1, block=32)
     assert out[0] == 1
+
+
+UNALIGNED = """
+struct alignas(16) Packet { unsigned short lanes[8]; };
+__device__ inline Packet load(const unsigned short* from) {
+    Packet packet;
+    if ((reinterpret_cast<size_t>(from) & 15) == 0) {
+        const int4 bits = *reinterpret_cast<const int4*>(from);
+        memcpy(packet.lanes, &bits, 16);
+    } else {
+        for (int i = 0; i < 8; ++i) packet.lanes[i] = from[i];
+    }
+    return packet;
+}
+__global__ void k(float* out, const unsigned short* inp) {
+    int4 packets[2];
+    for (int k = 0; k < 2; ++k) {
+        const Packet packet = load(inp + 8 * k);
+        memcpy(&packets[k], packet.lanes, 16);
+    }
+    float sum = 0.0f;
+    for (int k = 0; k < 2; ++k) {
+        Packet packet;
+        memcpy(packet.lanes, &packets[k], 16);
+        for (int i = 0; i < 8; ++i) sum += packet.lanes[i];
+    }
+    *out = sum;
+}
+"""
+
+
+@pytest.mark.parametrize("first", range(8))
+def test_loads_of_vectors_stay_behind_the_look_at_their_alignment(run, first):
+    values, out = np.arange(64, dtype=np.uint16), np.zeros(1, np.float32)
+    run(UNALIGNED, "k", out, values[first : first + 16])
+    assert out[0] == values[first : first + 16].sum()

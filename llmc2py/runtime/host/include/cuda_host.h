@@ -24,6 +24,8 @@
 #define __CUDACC_VER_MAJOR__ 12
 #define __CUDACC_VER_MINOR__ 4
 #define CUDART_VERSION 12040
+// For sources that have something else for the CPU than for a GPU.
+#define LLMC2PY_CPU 1
 
 #define __global__
 #define __device__

@@ -1,6 +1,12 @@
 // Per-thread intrinsics: bits, loads and stores with cache hints, fast mathematics (exact here), min and max.
 #pragma once
 
+namespace llmc2py {
+// Stands for a statement of inline PTX; a compiler says so where the call is one that a kernel makes.
+[[gnu::error("inline PTX (asm) runs on CUDA alone; write C++ for the CPU between #ifdef LLMC2PY_CPU and #else")]]
+void inline_ptx();
+}
+
 #define LLMC2PY_LOAD(NAME)                             \
     template <class T>                                 \
     inline T NAME(const T *address) { return *address; }
