@@ -55,7 +55,7 @@ class FusedClassifierFunction(Function):
     loss: () float32: 0 where there are no rows
     """
 
-    origin = "llmc/fused_classifier.cuh:125"
+    origin = "llmc/fused_classifier.cuh:135"
 
     @staticmethod
     def forward(

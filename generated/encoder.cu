@@ -17,6 +17,12 @@ typedef half floatX;
 #line 65 "llmc/cuda_common.h"
 typedef __nv_bfloat16 floatX;
 #endif
+#if defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ < 12 && !defined(ENABLE_FP32) && !defined(ENABLE_FP16)
+#line 73 "llmc/cuda_common.h"
+__device__ void __stcs(floatX* address, floatX value) {
+    __stcs((unsigned short*)address, __bfloat16_as_ushort(value));
+}
+#endif
 #line 20 "llmc/cuda_utils.cuh"
 template<class ElementType>
 struct alignas(16) Packed128 {
@@ -62,6 +68,12 @@ __device__ void store128(ElementType* target, Packed128<ElementType> value) {
     int4* to = reinterpret_cast<int4*>(target);
     *to = value.get_bits();
 }
+#line 74 "llmc/cuda_utils.cuh"
+template<class ElementType>
+__device__ void store128cs(ElementType* target, Packed128<ElementType> value) {
+    int4* to = reinterpret_cast<int4*>(target);
+    __stcs(to, value.get_bits());
+}
 #line 87 "llmc/cuda_utils.cuh"
 template<class ElementType>
 __device__ inline bool is_aligned128(const ElementType* address) {
@@ -98,26 +110,43 @@ __device__ inline void store_packet(ElementType* target, const Packed128<Element
     if (one_piece) store128(target, packet);
     else store_elements(target, packet, left);
 }
-#line 29 "llmc/encoder.cuh"
+#line 27 "llmc/encoder.cuh"
+__device__ inline x128 embed(const x128& token, const x128& place) {
+    x128 sum;
+    #pragma unroll
+    for (int i = 0; i < x128::size; ++i) sum[i] = (floatX)((float)token[i] + (float)place[i]);
+    return sum;
+}
+#line 39 "llmc/encoder.cuh"
 template<bool Whole>
 __device__ inline void embed_rows(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C) {
     const size_t rows = (size_t)B * T;
     const size_t warps = (size_t)gridDim.x * blockDim.x / 32;
-    const int lane = threadIdx.x % 32;
+    const int step = 32 * x128::size;
+    const int first = threadIdx.x % 32 * x128::size;
     for (size_t row = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 32; row < rows; row += warps) {
         const floatX* const of_token = wte + (size_t)inp[row] * C;
         const floatX* const of_place = wpe + row % T * C;
-        for (int c = lane * x128::size; c < C; c += 32 * x128::size) {
-            const x128 place = load_packet<Whole>(of_place + c, C - c);
-            const x128 token = load_packet<Whole>(of_token + c, C - c);
-            x128 sum;
+        for (int start = first; start < C; start += 3 * step) {
+            int4 place[3], token[3];
             #pragma unroll
-            for (int i = 0; i < x128::size; ++i) sum[i] = (floatX)((float)token[i] + (float)place[i]);
-            store_packet<Whole>(out + row * C + c, sum, C - c);
+            for (int k = 0; k < 3; ++k) {
+                const int c = start + k * step;
+                if (c < C) place[k] = load_packet<Whole>(of_place + c, C - c).get_bits();
+                if (c < C) token[k] = load_packet<Whole>(of_token + c, C - c).get_bits();
+            }
+            #pragma unroll
+            for (int k = 0; k < 3; ++k) {
+                const int c = start + k * step;
+                if (c >= C) break;
+                const x128 sum = embed(x128(token[k]), x128(place[k]));
+                if (Whole) store128cs(out + row * C + c, sum);
+                else store_packet(out + row * C + c, sum, C - c);
+            }
         }
     }
 }
-#line 48 "llmc/encoder.cuh"
+#line 68 "llmc/encoder.cuh"
 __global__ void encoder_forward_kernel3(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C) {
     const bool whole = C % x128::size == 0 && is_aligned128(out) && is_aligned128(wte) && is_aligned128(wpe);
     if (whole) embed_rows<true>(out, inp, wte, wpe, B, T, C);

@@ -58,7 +58,7 @@ encoder_forward_kernel3 = Kernel(
         Param("T", "int"),
         Param("C", "int"),
     ],
-    origin="llmc/encoder.cuh:48",
+    origin="llmc/encoder.cuh:68",
 )
 
 
@@ -72,11 +72,11 @@ encoder_forward_kernel3 = Kernel(
         Param("T", "int"),
         Param("C", "int"),
     ],
-    origin="llmc/encoder.cuh:166",
+    origin="llmc/encoder.cuh:186",
 )
 def encoder_forward(plan: Plan, out: Pointer, inp: Pointer, wte: Pointer, wpe: Pointer, B: int, T: int, C: int) -> None:
     """Launch `encoder_forward_kernel3<<<blocks, threads>>>`."""
-    threads = 256
+    threads = 128
     blocks = ceil_div(B * T, threads // 32)
     plan.launch(encoder_forward_kernel3, blocks, threads, 0, out, inp, wte, wpe, B, T, C)
 
@@ -95,7 +95,7 @@ class EncoderFunction(Function):
     out: (..., T, C): one row of C for each token
     """
 
-    origin = "llmc/encoder.cuh:166"
+    origin = "llmc/encoder.cuh:186"
 
     @staticmethod
     def forward(ctx: Context, inp: Array, wte: Array, wpe: Array) -> Array:

@@ -90,7 +90,7 @@ class FusedClassifier(Layer):
     loss = -mean(log(softmax(logits[..., :V])[targets])) / accumulation, in float32
 
     Fast sizes: Vp a multiple of 4 (float32) or 8 (float16, bfloat16), V from 4096 (float32) or 8192 on and at most
-    one more than a multiple of these. Source: llmc/fused_classifier.cuh:125.
+    one more than a multiple of these. Source: llmc/fused_classifier.cuh:135.
     """
 
     spec = OpSpec(
@@ -105,7 +105,7 @@ class FusedClassifier(Layer):
         saves=("logits", "targets", "losses"),
         saved={"losses": (("N",), "float32")},
         dtypes=("float32", "float16", "bfloat16"),
-        origin="llmc/fused_classifier.cuh:125",
+        origin="llmc/fused_classifier.cuh:135",
     )
 
     def __init__(self, V: int, *, accumulation: int = 1, inplace: bool = False) -> None:
@@ -156,7 +156,7 @@ class Encoder(Layer):
 
     out[..., t, :] = wte[inp[..., t]] + wpe[t]
 
-    Fast sizes: C a multiple of 4 (float32) or 8 (float16, bfloat16). Source: llmc/encoder.cuh:166.
+    Fast sizes: C a multiple of 4 (float32) or 8 (float16, bfloat16). Source: llmc/encoder.cuh:186.
     """
 
     spec = OpSpec(
@@ -167,7 +167,7 @@ class Encoder(Layer):
         indices={"inp": "V"},
         saves=("inp", "wte", "wpe"),
         dtypes=("float32", "float16", "bfloat16"),
-        origin="llmc/encoder.cuh:166",
+        origin="llmc/encoder.cuh:186",
     )
 
     def __init__(self, V: int, C: int, L: int, *, dtype: Any = None, like: Any = None) -> None:

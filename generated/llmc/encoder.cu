@@ -128,7 +128,7 @@ __device__ inline void add_rounded(floatX* gradient, float addend, unsigned int 
     stochastic_rounding((float)*gradient + addend, gradient, seed);
 }
 #if defined(SLICE_wte_backward_kernel)
-#line 63 "llmc/encoder.cuh"
+#line 83 "llmc/encoder.cuh"
 template<bool Whole>
 __device__ inline void add_rows(float (&sum)[x128::size], const int* places, int first, int step, int count, const floatX* dout, int left, int C) {
     for (int i = first; i < count; i += 4 * step) {
@@ -144,7 +144,7 @@ __device__ inline void add_rows(float (&sum)[x128::size], const int* places, int
         }
     }
 }
-#line 80 "llmc/encoder.cuh"
+#line 100 "llmc/encoder.cuh"
 template<bool Whole>
 __device__ inline void add_to_row(floatX* row, const int* places, int count, const floatX* dout, unsigned int seed, int left, int C) {
 
@@ -155,7 +155,7 @@ __device__ inline void add_to_row(floatX* row, const int* places, int count, con
     for (int k = 0; k < x128::size; ++k) add_rounded(&updated[k], sum[k], seed + k);
     store_packet<Whole>(row, updated, left);
 }
-#line 93 "llmc/encoder.cuh"
+#line 113 "llmc/encoder.cuh"
 template <int BLOCK_SIZE=256>
 __global__ void wte_backward_kernel(floatX* dwte, const int4* bucket_info, const int* workload_indices, const floatX* dout, const int* inp, unsigned int seed, int B, int T, int C) {
     constexpr int WARPS = BLOCK_SIZE / 32;
@@ -197,7 +197,7 @@ __global__ void wte_backward_kernel(floatX* dwte, const int4* bucket_info, const
 }
 #endif
 #if defined(SLICE_wpe_backward_kernel)
-#line 134 "llmc/encoder.cuh"
+#line 154 "llmc/encoder.cuh"
 template<bool Whole>
 __device__ inline void add_places(floatX* dwpe, const floatX* dout, int B, int T, int C, unsigned int seed) {
     const size_t per_row = (((C) + (x128::size) - 1) / (x128::size));
@@ -219,7 +219,7 @@ __device__ inline void add_places(floatX* dwpe, const floatX* dout, int B, int T
         store_packet<Whole>(at, updated, C - c);
     }
 }
-#line 156 "llmc/encoder.cuh"
+#line 176 "llmc/encoder.cuh"
 __global__ void wpe_backward_kernel(floatX* dwpe, const floatX* dout, const int* inp, int B, int T, int C, unsigned int seed) {
     const bool whole = C % x128::size == 0 && is_aligned128(dout) && is_aligned128(dwpe);
     if (whole) add_places<true>(dwpe, dout, B, T, C, seed);

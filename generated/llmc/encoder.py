@@ -25,7 +25,7 @@ wte_backward_kernel = Kernel(
         Param("T", "int"),
         Param("C", "int"),
     ],
-    origin="llmc/encoder.cuh:93",
+    origin="llmc/encoder.cuh:113",
     template=[TemplateParam("BLOCK_SIZE", "int", default=256)],
 )
 
@@ -41,9 +41,9 @@ wpe_backward_kernel = Kernel(
         Param("C", "int"),
         Param("seed", "unsigned int"),
     ],
-    origin="llmc/encoder.cuh:156",
+    origin="llmc/encoder.cuh:176",
 )
 
 encoder_backward = replacements.Replacement(
-    replacements.encoder_backward, [wpe_backward_kernel, wte_backward_kernel], origin="llmc/encoder.cuh:177"
+    replacements.encoder_backward, [wpe_backward_kernel, wte_backward_kernel], origin="llmc/encoder.cuh:197"
 )

@@ -169,16 +169,23 @@ __device__ inline void take_packet(float& offset, float& sum, const x128& packet
     sum = sum * power_of(offset, higher) + sum_packet<Whole>(packet, left, higher);
     offset = higher;
 }
-#line 58 "llmc/fused_classifier.cuh"
+#line 61 "llmc/fused_classifier.cuh"
 template<bool Whole>
 __device__ inline void sum_share(float& offset, float& sum, const floatX* row, int V, int P) {
+    const int step = blockDim.x * x128::size;
     int c = threadIdx.x * x128::size;
-    for (; c + x128::size <= V; c += blockDim.x * x128::size) {
-        take_packet<true>(offset, sum, load_packet<Whole>(row + c, P - c), x128::size);
+    for (; c + (2 - 1) * step + x128::size <= V; c += 2 * step) {
+
+        int4 packets[2];
+        #pragma unroll
+        for (int k = 0; k < 2; ++k) packets[k] = load_packet<Whole>(row + c + k * step, V - c).get_bits();
+        #pragma unroll
+        for (int k = 0; k < 2; ++k) take_packet<true>(offset, sum, x128(packets[k]), x128::size);
     }
+    for (; c + x128::size <= V; c += step) take_packet<true>(offset, sum, load_packet<Whole>(row + c, V - c), x128::size);
     if (c < V) take_packet<false>(offset, sum, load_packet<Whole>(row + c, P - c), V - c);
 }
-#line 68 "llmc/fused_classifier.cuh"
+#line 78 "llmc/fused_classifier.cuh"
 __device__ SoftmaxParams prepare_softmax_blockwide3(int64_t idx, const floatX* inp, int V, int P) {
     float own = -FLT_MAX;
     float sum = 0.0f;
@@ -189,7 +196,7 @@ __device__ SoftmaxParams prepare_softmax_blockwide3(int64_t idx, const floatX* i
     const float total = blockReduce<warpReduceSum>(sum * power_of(own, offset));
     return SoftmaxParams{1.0f / total, offset};
 }
-#line 81 "llmc/fused_classifier.cuh"
+#line 91 "llmc/fused_classifier.cuh"
 template<bool Plain>
 __device__ inline void classify_packet(x128& probability, x128& gradient, const x128& x, SoftmaxParams softmax, float dloss, int target, int c, int V) {
     #pragma unroll
@@ -199,7 +206,7 @@ __device__ inline void classify_packet(x128& probability, x128& gradient, const 
         gradient[i] = (floatX)((p - (!Plain && c + i == target ? 1.0f : 0.0f)) * dloss);
     }
 }
-#line 92 "llmc/fused_classifier.cuh"
+#line 102 "llmc/fused_classifier.cuh"
 template<bool WriteDLogits = true, bool WriteProbs = false>
 __global__ void __launch_bounds__(1024, MAX_1024_THREADS_BLOCKS)
     fused_classifier_kernel5(floatX* logits, float* losses, floatX* probs, const float dloss, const int* targets, int B, int T, int V, int P, std::bool_constant<WriteDLogits>) {

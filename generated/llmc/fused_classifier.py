@@ -26,7 +26,7 @@ fused_classifier_kernel5 = Kernel(
         Param("P", "int"),
         Param("WriteDLogits", "tag:WriteDLogits"),
     ],
-    origin="llmc/fused_classifier.cuh:92",
+    origin="llmc/fused_classifier.cuh:102",
     template=[TemplateParam("WriteDLogits", "bool", default=True), TemplateParam("WriteProbs", "bool", default=False)],
     wide_indices=True,
 )
@@ -44,7 +44,7 @@ fused_classifier_kernel5 = Kernel(
         Param("P", "int"),
         Param("write_dlogits", "tag:WriteDLogits"),
     ],
-    origin="llmc/fused_classifier.cuh:125",
+    origin="llmc/fused_classifier.cuh:135",
     template=[TemplateParam("Type", "type"), TemplateParam("WriteDLogits", "bool")],
 )
 def fused_classifier(
@@ -61,7 +61,7 @@ def fused_classifier(
 ) -> None:
     """Launch `fused_classifier_kernel5<<<B * T, threads>>>`."""
     plan.require(V <= P, "V <= P", V=V, P=P)
-    threads = 1024
+    threads = 1024 if plan.template["WriteDLogits"] else 512
     plan.launch(
         fused_classifier_kernel5, B * T, threads, 0, logits, losses, None, dloss, targets, B, T, V, P, write_dlogits
     )

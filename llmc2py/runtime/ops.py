@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from llmc2py.runtime import kernels
-from llmc2py.runtime.arrays import backend_named, place_of, pointer_of
+from llmc2py.runtime.arrays import array_module, backend_named, place_of, pointer_of
 from llmc2py.runtime.autograd import Context
 from llmc2py.runtime.backends import Backend, DeviceProperties
 from llmc2py.runtime.dtypes import PRECISIONS, float32
@@ -217,7 +217,7 @@ def scale(array: Any, factor: Any) -> None:
     if getattr(factor, "dtype", None) == float32 and is_packed(array) and is_packed(factor):
         kernels.scale_by(array, factor, array.size)
     else:
-        array[...] = array * factor
+        array_module(array).multiply(array, factor, out=array, casting="unsafe")
 
 
 def softmax_of(inp: Any) -> Any:

@@ -24,23 +24,43 @@ __device__ inline void add_rounded(floatX* gradient, float addend, unsigned int 
 // ---------------------------------------------------------------------------------------------------------------
 // forward
 
+__device__ inline x128 embed(const x128& token, const x128& place) {
+    x128 sum;
+    #pragma unroll
+    for (int i = 0; i < x128::size; ++i) sum[i] = (floatX)((float)token[i] + (float)place[i]);
+    return sum;
+}
+
+// Packets of a row that a lane asks for before it waits for the first of them.
+#define EMBEDDED_UNDER_WAY 3
+
 // A warp takes one row at a time, so that nobody divides; any grid will do. Whole says that all packets are full and aligned:
-// then those of the token and of the place are under way together.
+// then the sums, which nobody reads soon, leave the cache to the rows of wte.
 template<bool Whole>
 __device__ inline void embed_rows(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C) {
     const size_t rows = (size_t)B * T;
     const size_t warps = (size_t)gridDim.x * blockDim.x / WARP_SIZE;
-    const int lane = threadIdx.x % WARP_SIZE;
+    const int step = WARP_SIZE * x128::size;
+    const int first = threadIdx.x % WARP_SIZE * x128::size;
     for (size_t row = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / WARP_SIZE; row < rows; row += warps) {
         const floatX* const of_token = wte + (size_t)inp[row] * C;
         const floatX* const of_place = wpe + row % T * C;
-        for (int c = lane * x128::size; c < C; c += WARP_SIZE * x128::size) {
-            const x128 place = load_packet<Whole>(of_place + c, C - c);
-            const x128 token = load_packet<Whole>(of_token + c, C - c);
-            x128 sum;
+        for (int start = first; start < C; start += EMBEDDED_UNDER_WAY * step) {
+            int4 place[EMBEDDED_UNDER_WAY], token[EMBEDDED_UNDER_WAY];
             #pragma unroll
-            for (int i = 0; i < x128::size; ++i) sum[i] = (floatX)((float)token[i] + (float)place[i]);
-            store_packet<Whole>(out + row * C + c, sum, C - c);
+            for (int k = 0; k < EMBEDDED_UNDER_WAY; ++k) {
+                const int c = start + k * step;
+                if (c < C) place[k] = load_packet<Whole>(of_place + c, C - c).get_bits();
+                if (c < C) token[k] = load_packet<Whole>(of_token + c, C - c).get_bits();
+            }
+            #pragma unroll
+            for (int k = 0; k < EMBEDDED_UNDER_WAY; ++k) {
+                const int c = start + k * step;
+                if (c >= C) break;
+                const x128 sum = embed(x128(token[k]), x128(place[k]));
+                if (Whole) store128cs(out + row * C + c, sum);
+                else store_packet(out + row * C + c, sum, C - c);
+            }
         }
     }
 }
@@ -165,7 +185,7 @@ __global__ void wpe_backward_kernel(floatX* dwpe, const floatX* dout, const int*
 // out (B*T rows of C) from the tokens inp (B*T), wte and wpe
 void encoder_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C, cudaStream_t stream) {
     NVTX_RANGE_FN();
-    const int threads = 256;
+    const int threads = 128;
     const int blocks = CEIL_DIV(B * T, threads / WARP_SIZE);
     encoder_forward_kernel3<<<blocks, threads, 0, stream>>>(out, inp, wte, wpe, B, T, C);
     cudaCheck(cudaGetLastError());

@@ -53,14 +53,24 @@ __device__ inline void take_packet(float& offset, float& sum, const x128& packet
     offset = higher;
 }
 
+// Packets of a row that a thread asks for before it waits for the first of them.
+#define LOGITS_UNDER_WAY 2
+
 // A thread's share of a row. Whole says that all packets lie at multiples of 16 bytes, with memory (though perhaps no element
 // in use) up to their ends.
 template<bool Whole>
 __device__ inline void sum_share(float& offset, float& sum, const floatX* row, int V, int P) {
+    const int step = blockDim.x * x128::size;
     int c = threadIdx.x * x128::size;
-    for (; c + x128::size <= V; c += blockDim.x * x128::size) {
-        take_packet<true>(offset, sum, load_packet<Whole>(row + c, P - c), x128::size);
+    for (; c + (LOGITS_UNDER_WAY - 1) * step + x128::size <= V; c += LOGITS_UNDER_WAY * step) {
+        // As bits, in four registers a packet: elements apart would take eight.
+        int4 packets[LOGITS_UNDER_WAY];
+        #pragma unroll
+        for (int k = 0; k < LOGITS_UNDER_WAY; ++k) packets[k] = load_packet<Whole>(row + c + k * step, V - c).get_bits();
+        #pragma unroll
+        for (int k = 0; k < LOGITS_UNDER_WAY; ++k) take_packet<true>(offset, sum, x128(packets[k]), x128::size);
     }
+    for (; c + x128::size <= V; c += step) take_packet<true>(offset, sum, load_packet<Whole>(row + c, V - c), x128::size);
     if (c < V) take_packet<false>(offset, sum, load_packet<Whole>(row + c, P - c), V - c);
 }
 
@@ -126,7 +136,8 @@ template<typename Type, bool WriteDLogits>
 void fused_classifier(Type* logits, float* losses, const float dloss, const int* targets, int B, int T, int V, int P, std::bool_constant<WriteDLogits> write_dlogits, cudaStream_t stream) {
     NVTX_RANGE_FN();
     assert(V <= P);
-    const int threads = 1024;
+    // Rows that are read twice are to stay in the cache, so few of them are at work; else small blocks hide each other's barriers.
+    const int threads = WriteDLogits ? 1024 : 512;
     fused_classifier_kernel5<<<B * T, threads, 0, stream>>>(logits, losses, (floatX*)nullptr, dloss, targets, B, T, V, P, write_dlogits);
     cudaCheck(cudaGetLastError());
 }
