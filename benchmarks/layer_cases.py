@@ -60,6 +60,10 @@ class Case:
         Whether the backward pass launches nothing.
     is_captured
         Whether the backward pass can be in a CUDA graph.
+    implementations
+        What the layer has a choice of; ours alone.
+    gives_up
+        The index of a gradient that the pass adds to, as nobody else has it in a model. It grows with each replay.
     """
 
     name: str
@@ -71,6 +75,7 @@ class Case:
     is_idle: bool = False
     is_captured: bool = True
     implementations: tuple[str, ...] = ("",)
+    gives_up: int | None = None
 
     def programs(self, dtype: str) -> list[str]:
         """Return the implementations of ours that take a dtype."""
@@ -186,6 +191,7 @@ CASES = [
         matrices(CHANNELS, 2),
         lambda d: layers.FusedResidualLayerNorm(CHANNELS),
         normalised(4, 4),
+        gives_up=0,
     ),
     Case(
         "Softmax",

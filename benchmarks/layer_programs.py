@@ -167,15 +167,25 @@ class Ours:
     def backward(self) -> Call | None:
         """Return the backward pass of all copies, behind `forward`; None where it launches nothing."""
         nodes = [outputs[0].node for outputs in self._outputs]
+        gradients = [list(arrays) for arrays in self._data.gradients]
+        if (given := self._data.case.gives_up) is not None:
+            for node, arrays in zip(nodes, gradients, strict=True):
+                arrays[given] = arrays[given].copy()
+                node.owned_.append(arrays[given])
 
         def run() -> list[Any]:
-            pairs = zip(nodes, self._data.gradients, strict=True)
-            return [_as_tuple(node.function_.backward(node, *gradients)) for node, gradients in pairs]
+            pairs = zip(nodes, gradients, strict=True)
+            return [_as_tuple(node.function_.backward(node, *arrays)) for node, arrays in pairs]
 
         if self._data.case.is_captured and not self._data.case.is_idle:
             replay, self._found = self._device.capture(run)
         else:
             replay, self._found = run, run()
+        if given is not None:
+            # What was written over so far is as it was once more, for the results.
+            for arrays, whole in zip(gradients, self._data.gradients, strict=True):
+                arrays[given][...] = whole[given]
+            self._found = replay()
         return None if self._data.case.is_idle else replay
 
     def results(self) -> list[np.ndarray[Any, Any]]:
