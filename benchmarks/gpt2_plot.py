@@ -6,7 +6,15 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-COLOURS = {"llmc2py": "#1f77b4", "llmc2py cudnn": "#08306b", "torch eager": "#fdae6b", "torch compile": "#e6550d"}
+COLOURS = {
+    "llmc2py": "#9ecae1",
+    "llmc2py graph": "#4292c6",
+    "llmc2py cudnn": "#2171b5",
+    "llmc2py cudnn graph": "#08306b",
+    "torch eager": "#fdd0a2",
+    "torch compile": "#fd8d3c",
+    "torch compile graph": "#d94801",
+}
 
 
 def plot_rates(report: dict[str, Any], path: Path) -> None:
@@ -17,13 +25,13 @@ def plot_rates(report: dict[str, Any], path: Path) -> None:
     rows = [row for row in report["rows"] if row.get("tokens_per_second")]
     sizes = sorted({row["B"] for row in rows})
     names = [name for name in COLOURS if any(row["program"] == name for row in rows)]
-    figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(10, 4.5), layout="constrained")
     width = 0.8 / max(len(names), 1)
     for index, name in enumerate(names):
         rates = {row["B"]: row["tokens_per_second"] / 1000 for row in rows if row["program"] == name}
         places = [place + (index - (len(names) - 1) / 2) * width for place in range(len(sizes))]
         bars = axes.bar(places, [rates.get(B, 0) for B in sizes], width, label=name, color=COLOURS[name])
-        axes.bar_label(bars, fmt="%.0f", fontsize=8)
+        axes.bar_label(bars, fmt="%.0f", fontsize=7)
     axes.set_xticks(range(len(sizes)), [f"B = {B}" for B in sizes])
     axes.set_ylabel("thousand tokens a second")
     axes.set_title(f"Training GPT-2 {report['model']}, {report['dtype']}, T = {report['sequence']}, {report['device']}")

@@ -54,12 +54,15 @@ class _Given:
 class Generated:
     """The model of `examples.gpt2`, trained as `examples/gpt2/train.py` does."""
 
-    def __init__(self, config: GPT2Config, dtype: str, device: str, implementation: str = "llmc") -> None:
-        self.takes_any_shape = True
-        model = GPT2(config, implementation=implementation).to(device, dtype=DTYPES[dtype])
+    def __init__(
+        self, config: GPT2Config, dtype: str, device: str, implementation: str = "llmc", graph: bool = False
+    ) -> None:
+        self.takes_any_shape = not graph
         self._on_gpu = device != "cpu"
+        self._before = self._bytes_in_use()
+        model = GPT2(config, implementation=implementation).to(device, dtype=DTYPES[dtype])
         self._given = _Given()
-        self._trainer = Trainer(model, self._given, SCHEDULE)
+        self._trainer = Trainer(model, self._given, SCHEDULE, graph=graph)
 
     def step(self, tokens: Any, targets: Any) -> float:
         self._given.batch = tokens, targets
@@ -73,7 +76,14 @@ class Generated:
         self._guarded(lambda: model(*batch).backward())
 
     def peak_bytes(self) -> int:
-        return int(sys.modules["cupy"].get_default_memory_pool().total_bytes()) if self._on_gpu else 0
+        # Pools keep what they had, those of graphs too.
+        return self._bytes_in_use() - self._before
+
+    def _bytes_in_use(self) -> int:
+        if not self._on_gpu:
+            return 0
+        free, total = importlib.import_module("cupy").cuda.runtime.memGetInfo()
+        return int(total - free)
 
     def _guarded(self, call: Callable[[], Any]) -> Any:
         if not self._on_gpu:
@@ -85,10 +95,13 @@ class Generated:
 
 
 class Torch:
-    """The same model in PyTorch: float32 parameters, bfloat16 by autocast, the fused AdamW."""
+    """The same model in PyTorch: float32 parameters, bfloat16 by autocast, the fused AdamW.
 
-    def __init__(self, config: GPT2Config, dtype: str, device: str, compiled: bool = False) -> None:
-        self.takes_any_shape = not compiled
+    ``mode`` is that of ``torch.compile``; with None, nothing is compiled.
+    """
+
+    def __init__(self, config: GPT2Config, dtype: str, device: str, mode: str | None = None) -> None:
+        self.takes_any_shape = mode is None
         self._torch: Any = importlib.import_module("torch")
         gpt2_torch = importlib.import_module("benchmarks.gpt2_torch")
         self._place, self._device = gpt2_torch.on_device, device
@@ -99,7 +112,7 @@ class Torch:
         # As the generated layers: float32 is not rounded to TF32.
         self._torch.set_float32_matmul_precision("highest")
         self._model = gpt2_torch.torch_copy(GPT2(config), device)
-        self._loss = self._torch.compile(self._model.loss) if compiled else self._model.loss
+        self._loss = self._torch.compile(self._model.loss, mode=mode) if mode else self._model.loss
         self._autocast = dtype == "bf16"
         self._optimizer = self._torch.optim.AdamW(
             self._model.decay_groups(SCHEDULE.weight_decay),
@@ -137,9 +150,12 @@ class Torch:
 #: By the name in the tables: a function of config, dtype and device.
 PROGRAMS: dict[str, Callable[[GPT2Config, str, str], Program]] = {
     "llmc2py": Generated,
+    "llmc2py graph": lambda config, dtype, device: Generated(config, dtype, device, graph=True),
     "llmc2py cudnn": lambda config, dtype, device: Generated(config, dtype, device, "cudnn"),
+    "llmc2py cudnn graph": lambda config, dtype, device: Generated(config, dtype, device, "cudnn", graph=True),
     "torch eager": Torch,
-    "torch compile": lambda config, dtype, device: Torch(config, dtype, device, compiled=True),
+    "torch compile": lambda config, dtype, device: Torch(config, dtype, device, "default"),
+    "torch compile graph": lambda config, dtype, device: Torch(config, dtype, device, "reduce-overhead"),
 }
 
 

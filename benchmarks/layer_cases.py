@@ -58,8 +58,6 @@ class Case:
         Of a layer that is bound by products; None for one that is bound by memory.
     is_idle
         Whether the backward pass launches nothing.
-    is_captured
-        Whether the backward pass can be in a CUDA graph.
     implementations
         What the layer has a choice of; ours alone.
     gives_up
@@ -73,7 +71,6 @@ class Case:
     bytes_moved: Callable[[Sizes, int], Cost]
     operations: Callable[[Sizes], Cost] | None = None
     is_idle: bool = False
-    is_captured: bool = True
     implementations: tuple[str, ...] = ("",)
     gives_up: int | None = None
 
@@ -220,7 +217,6 @@ CASES = [
         lambda d: [Input((d["B"], d["T"]), VOCABULARY)],
         lambda d: layers.Encoder(VOCABULARY, CHANNELS, POSITIONS),
         embedded,
-        is_captured=False,
     ),
     Case(
         "Linear",

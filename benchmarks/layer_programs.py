@@ -177,10 +177,7 @@ class Ours:
             pairs = zip(nodes, gradients, strict=True)
             return [_as_tuple(node.function_.backward(node, *arrays)) for node, arrays in pairs]
 
-        if self._data.case.is_captured and not self._data.case.is_idle:
-            replay, self._found = self._device.capture(run)
-        else:
-            replay, self._found = run, run()
+        replay, self._found = (run, run()) if self._data.case.is_idle else self._device.capture(run)
         if given is not None:
             # What was written over so far is as it was once more, for the results.
             for arrays, whole in zip(gradients, self._data.gradients, strict=True):
@@ -238,8 +235,7 @@ class Torch:
             triples = zip(self._outputs, leaves, self._gradients, strict=True)
             return [gradient(out, inputs, dout, retain_graph=True) for out, inputs, dout in triples]
 
-        captured = self._data.case.is_captured and not self._data.case.is_idle
-        replay, self._found = self._captured(run) if captured else (run, run())
+        replay, self._found = (run, run()) if self._data.case.is_idle else self._captured(run)
         return None if self._data.case.is_idle else replay
 
     def results(self) -> list[np.ndarray[Any, Any]]:

@@ -41,8 +41,7 @@ LEGEND = (
     "GB/s: each input read once and each output written once, whatever a pass really moves; a gradient that nobody "
     "else has in a model is added to where it is. TFLOP/s: 2 for each product and sum of a matrix product; attention "
     "counts the half of a square that is not masked. Ceilings: a device copy (bytes read plus written) and a large "
-    "matrix product. x: time of PyTorch over ours. *: calls, not graphs, as the pass waits for the host. -: the pass "
-    "launches nothing, as it hands on what is there."
+    "matrix product. x: time of PyTorch over ours. -: the pass launches nothing, as it hands on what is there."
 )
 PASSES = ("forward", "backward", "both")
 #: How far results may be apart, relative to the largest of an array.
@@ -60,16 +59,8 @@ def measure(calls: dict[str, Call | None], data: Data, device: Device, budget: f
         if call is not None:
             row["us"] = 1e6 * device.seconds(call, budget) / data.copies
             row |= rates(data, index, row["us"])
-            row["timer"] = timer_of(data, index)
         rows.append(row)
     return [*rows, {"pass": "both", "us": sum(row["us"] or 0 for row in rows)}]
-
-
-def timer_of(data: Data, index: int) -> str:
-    """Return what was timed: a graph, calls that no graph can hold, or on the CPU the wall time of calls."""
-    if data.xp is np:
-        return "wall"
-    return "calls" if index and not data.case.is_captured else "graph"
 
 
 def rates(data: Data, index: int, microseconds: float) -> Row:
@@ -182,9 +173,8 @@ def _time(row: Row | None, ours: float | None) -> str:
         return str(row["failed"])[:40]
     if row["us"] is None:
         return "-"
-    star = "*" if row.get("timer") == "calls" else ""
     ratio = f" ({row['us'] / ours:.2f}x)" if ours else ""
-    return f"{row['us']:.1f}{star}{ratio}" + (" DISAGREES" if "disagrees" in row else "")
+    return f"{row['us']:.1f}{ratio}" + (" DISAGREES" if "disagrees" in row else "")
 
 
 def table_rows(rows: list[Row]) -> list[list[str]]:

@@ -40,7 +40,9 @@ def prepare(context: click.Context, options: dict[str, Any]) -> tuple[Trainer, T
     loader = TokenLoader(train_tokens, schedule.batch, schedule.sequence)
     enough = any(tokens.size > schedule.batch * schedule.sequence for tokens in val_tokens)
     val_loader = TokenLoader(val_tokens, schedule.batch, schedule.sequence) if enough else None
-    trainer = Trainer(model, loader, schedule)
+    if options["graph"] and options["device"] == "cpu":
+        raise ValueError("--graph needs --device cuda")
+    trainer = Trainer(model, loader, schedule, graph=options["graph"])
     if checkpoint is not None:
         trainer.resume(checkpoint)
         if len(trainer.losses) >= schedule.steps:

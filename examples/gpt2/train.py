@@ -51,6 +51,8 @@ def option(name: str, help_text: str, **details: Any) -> Any:
 @click.option("--attention", type=click.Choice(["llmc", "cudnn"]), default="llmc", show_default=True,
               help="llm.c's own kernels, or cuDNN's flash attention (on CUDA with bf16).")  # fmt: skip
 @click.option("--recompute", is_flag=True, help="Compute GELU again in the backward pass instead of keeping it.")
+@click.option("--graph", is_flag=True,
+              help="Run forward and backward as one CUDA graph: faster where batches are small.")  # fmt: skip
 @option("--steps", "Optimiser steps, those before a checkpoint included.")
 @option("--batch", "Rows of a batch.")
 @option("--sequence", "Tokens of a row.")

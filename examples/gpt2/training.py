@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -16,6 +17,7 @@ from generated.optim import AdamW, clip_global_norm
 from llmc2py import nn
 from llmc2py.runtime import random
 from llmc2py.runtime.arrays import array_module
+from llmc2py.runtime.cuda.graphs import Graph, capture
 
 #: Dense peaks in TFLOP/s by a part of the device's name: (float32, bfloat16). From NVIDIA's data sheets.
 PEAKS = {
@@ -81,14 +83,58 @@ class Batches(Protocol):
         """Return inputs and targets."""
 
 
+class CapturedPass:
+    """Forward and backward over the batches of a step as one CUDA graph, which takes Python next to no time.
+
+    Parameters
+    ----------
+    run:
+        Clears the gradients, goes forward and back through batches of tokens and targets, and returns their loss.
+    model:
+        The model that it is about. Its parameters stay where they are as long as the graph is used.
+    seed:
+        Of what is rounded at random, which is the same in each step.
+    """
+
+    def __init__(self, run: Callable[[Any, Any], Any], model: GPT2, seed: int) -> None:
+        self._run = run
+        self._model = model
+        self._seed = seed
+        self._ids: tuple[Any, ...] = ()
+        self._graph: Graph[Any] | None = None
+        self._gradients: list[Any] = []
+
+    def __call__(self, batches: list[tuple[Any, Any]]) -> Any:
+        """Run, on new batches; the first call captures. Raises IndexError for ids that are not in the vocabulary."""
+        ids = [np.stack(arrays) for arrays in zip(*batches, strict=True)]
+        for array in ids:
+            # No replay looks at them.
+            if array.min() < 0 or array.max() >= self._model.config.vocab_size:
+                raise IndexError(f"ids from {array.min()} to {array.max()}: {self._model.config.vocab_size} are known")
+        parameters = self._model.parameters()
+        if self._graph is None:
+            random.manual_seed(self._seed)
+            xp = array_module(parameters[0].data)
+            self._ids = tuple(xp.asarray(array) for array in ids)
+            self._graph = capture(self._run, *self._ids)
+            self._gradients = [parameter.grad for parameter in parameters]
+        for place, array in zip(self._ids, ids, strict=True):
+            place[...] = array_module(place).asarray(array)
+        for parameter, gradient in zip(parameters, self._gradients, strict=True):
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
+        return self._graph.replay()
+
+
 class Trainer:
     """A model, its optimiser and its data.
 
-    ``losses`` holds the loss of each step so far, ``val_losses`` (step, loss) of each evaluation. Raises ValueError for
-    a model that was made for another accumulation than the schedule's.
+    ``losses`` holds the loss of each step so far, ``val_losses`` (step, loss) of each evaluation. With ``graph``,
+    forward and backward are a `CapturedPass`. Raises ValueError for a model that was made for another accumulation than
+    the schedule's.
     """
 
-    def __init__(self, model: GPT2, loader: Batches, schedule: Schedule) -> None:
+    def __init__(self, model: GPT2, loader: Batches, schedule: Schedule, *, graph: bool = False) -> None:
         if model.accumulation != schedule.accumulation:
             raise ValueError(
                 f"the model accumulates {model.accumulation} batches, the schedule {schedule.accumulation}"
@@ -104,6 +150,7 @@ class Trainer:
             seed=schedule.seed,
         )
         random.manual_seed(schedule.seed)
+        self._pass = CapturedPass(self._forward_backward, model, schedule.seed) if graph else self._uncaptured
         self.losses: list[float] = []
         self.val_losses: list[tuple[int, float]] = []
 
@@ -116,8 +163,7 @@ class Trainer:
         """Run one step over ``accumulation`` batches. Raises FloatingPointError where the gradient is not finite."""
         number = len(self.losses)
         lr = self.schedule.lr_at(number)
-        self.optimizer.zero_grad()
-        total = self._accumulate()
+        total = self._pass([self.loader.next_batch() for _ in range(self.schedule.accumulation)])
         norm, scale = None, 1.0
         if self.schedule.clip:
             norm, scale = clip_global_norm(self.parameters, self.schedule.clip)
@@ -138,8 +184,7 @@ class Trainer:
         total = 0.0
         with nn.no_grad():
             for _ in range(batches):
-                tokens, targets = self._on_device(loader)
-                total += float(self.model(tokens, targets).data) * self.model.accumulation
+                total += float(self.model(*self._on_device(loader.next_batch())).data) * self.model.accumulation
         self.val_losses.append((len(self.losses), total / batches))
         return total / batches
 
@@ -155,7 +200,7 @@ class Trainer:
         save_checkpoint(path, self.model, self.optimizer, progress)
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Go on where a checkpoint was written: the same steps on the same batches."""
+        """Go on where a checkpoint was written: the same steps on the same batches. For a trainer without steps yet."""
         self.model.load_state_dict(checkpoint.model)
         self.optimizer.load_state_dict(checkpoint.optimizer)
         shard, index = checkpoint.progress["position"]
@@ -164,19 +209,22 @@ class Trainer:
         self.losses = list(checkpoint.progress["losses"])
         self.val_losses = [(step, loss) for step, loss in checkpoint.progress["val_losses"]]
 
-    def _accumulate(self) -> Any:
+    def _uncaptured(self, batches: list[tuple[Any, Any]]) -> Any:
+        return self._forward_backward(*zip(*batches, strict=True))
+
+    def _forward_backward(self, tokens: Iterable[Any], targets: Iterable[Any]) -> Any:
         """Go forward and back through the batches of a step; return the sum of their losses, on the device."""
+        self.optimizer.zero_grad()
         total = None
-        for _ in range(self.schedule.accumulation):
-            loss = self.model(*self._on_device(self.loader))
+        for batch in zip(tokens, targets, strict=True):
+            loss = self.model(*self._on_device(batch))
             loss.backward()
             total = loss.data if total is None else total + loss.data
         return total
 
-    def _on_device(self, loader: Batches) -> tuple[Any, Any]:
+    def _on_device(self, batch: tuple[Any, Any]) -> tuple[Any, ...]:
         xp = array_module(self.model.encoder.wte.data)
-        tokens, targets = loader.next_batch()
-        return xp.asarray(tokens), xp.asarray(targets)
+        return tuple(xp.asarray(ids) for ids in batch)
 
 
 def utilisation(model: GPT2, sequence: int, tokens_per_second: float, peak_tflops: float) -> float:

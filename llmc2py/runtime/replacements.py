@@ -14,7 +14,6 @@ import numpy as np
 
 from llmc2py.runtime.arrays import backend_named, check_dtype, device_scope, place_of
 from llmc2py.runtime.csemantics import ceil_div
-from llmc2py.runtime.cuda.graphs import refuse_capture_of
 from llmc2py.runtime.dtypes import int32
 from llmc2py.runtime.interop import as_array, hand_back
 from llmc2py.runtime.kernels import buckets
@@ -65,13 +64,12 @@ def encoder_backward(
     tokens are, so that no block adds to another's row. That needs no memory of the caller and no tokens on the host:
     `scratch`, `workload_indices`, `bucket_info` and `inputs_cpu` may be None.
 
-    Raises IndexError, naming the token and its place, for one that `dwte` has no row of, TypeError for tokens that are
-    not int32, and RuntimeError while a CUDA graph is captured.
+    Raises IndexError, naming the token and its place, for one that `dwte` has no row of, and TypeError for tokens that
+    are not int32. A CUDA graph adds nothing for tokens without a row, and `seed` is that of the capture in each replay.
     """
     wpe_backward_kernel, wte_backward_kernel = uses
     if B * T * C == 0:
         return
-    refuse_capture_of(dout, "encoder_backward has as many blocks as there are tokens, which no graph can repeat")
     vector, rows = 16 // dout.dtype.itemsize, dwte.size // C
     place_of(inp, "inp", "encoder_backward")
     check_dtype(inp, int32, "inp", "const int*", "encoder_backward")
@@ -80,45 +78,62 @@ def encoder_backward(
     if not made.valid:
         raise _no_row(tokens, rows, T)
     wpe_backward_kernel[ceil_div(T * ceil_div(C, vector), 256), 256](dwpe, dout, inp, B, T, C, seed)
-    # A block of many warps would leave all but one without work where a token stands in few places.
-    long = made.long if wte_backward_kernel.template else made.total
-    if long:
-        wte_backward_kernel[long, 256](dwte, made.buckets[:long], made.places, dout, inp, seed, B, T, C)
-    if long < made.total:
-        one_warp = wte_backward_kernel.instantiate(_WARP_SIZE)[made.total - long, _WARP_SIZE]
-        one_warp(dwte, made.buckets[long : made.total], made.places, dout, inp, seed, B, T, C)
+    if not wte_backward_kernel.template:
+        wte_backward_kernel[made.total, 256](dwte, made.buckets, made.places, dout, inp, seed, B, T, C)
+        return
+    # A block of many warps would leave all but one without work where a token stands in few places. Both kernels are
+    # launched, so that both are loaded before a graph is captured; behind the last bucket is one without places.
+    one_warp, long = wte_backward_kernel.instantiate(_WARP_SIZE), max(1, made.long)
+    wte_backward_kernel[long, 256](dwte, made.buckets, made.places, dout, inp, seed, B, T, C)
+    rest = max(1, made.total - long)
+    one_warp[rest, _WARP_SIZE](dwte, made.buckets[long:], made.places, dout, inp, seed, B, T, C)
 
 
 class TokenBuckets(NamedTuple):
-    """Buckets (begin, number of places, token, group of columns), of which `total` are there, and the places."""
+    """Buckets (begin, number of places, token, group of columns), and the places.
+
+    The first `total` are there, or that many at most, and behind them others without places, of a group without
+    columns. The first `long` of them, or that many at most, have more than 16 places. `valid` says whether all tokens
+    have a row; without, nothing else counts.
+    """
 
     buckets: Any
     places: Any
     total: int
-    #: How many buckets, from the first one on, have more than 16 places.
     long: int
-    #: Whether all tokens have a row; without, nothing else counts.
     valid: bool
 
 
 def token_buckets(tokens: Any, rows: int, groups: int) -> TokenBuckets:
-    """Return the buckets of int32 tokens (one axis, at least one) of an embedding that has `rows`; waits for them.
+    """Return the buckets of int32 tokens (one axis, at least one) of an embedding that has `rows`.
 
     All groups of one token share its places, which stand in rising order. Buckets stand by classes of length, the
-    longest first, and by token within a class. The arrays are int32 and lie where the tokens are.
+    longest first, and by token within a class. The arrays are int32 and lie where the tokens are. This waits for their
+    numbers, but while a CUDA graph is captured: that has the numbers that there are at most.
     """
     place, count = place_of(tokens, "tokens"), len(tokens)
-    empty = backend_named(place.backend).empty
-    # NumPy sorts 16 bits by their digits, several times as fast; what they do not hold is no row.
-    keys = tokens.astype(np.uint16) if place.backend == "cpu" and rows <= 1 << 16 else tokens
+    backend = backend_named(place.backend)
     with device_scope(place):
-        # Never empty: nothing is launched for arrays of no elements.
-        made = empty((max(1, min(count, rows)) * groups, 4), int32)
-        counts, places = empty((buckets.counts_size(rows),), int32), empty((count,), int32)
-        sorted_places = keys.argsort(kind="stable")
-        buckets.make_buckets(made, counts, places, tokens, sorted_places, count, rows, groups)
+        made = backend.empty(((min(count, rows) + 1) * groups, 4), int32)
+        counts, places = backend.empty((buckets.counts_size(rows),), int32), _sorted_places(tokens, rows)
+        buckets.make_buckets(made, counts, places, tokens, count, rows, groups)
+        if backend.is_capturing():
+            most, long = min(count, rows), min(count // (buckets.FEW_PLACES + 1), rows)
+            return TokenBuckets(made, places, most * groups, long * groups, valid=True)
         present, long, wrong = counts[:3].tolist()
     return TokenBuckets(made, places, present * groups, long * groups, not wrong)
+
+
+def _sorted_places(tokens: Any, rows: int) -> Any:
+    """Return the places of tokens in the order of the tokens, those of one in rising order."""
+    if isinstance(tokens, np.ndarray):
+        # NumPy sorts 16 bits by their digits, several times as fast; what they do not hold is no row.
+        keys = tokens.astype(np.uint16) if rows <= 1 << 16 else tokens
+        return keys.argsort(kind="stable").astype(np.int32)
+    empty, count = backend_named("cuda").empty, len(tokens)
+    places, spare, digits = (empty((size,), int32) for size in (count, count, buckets.digits_size(count)))
+    buckets.sort_places(places, spare, digits, tokens, count, rows)
+    return places
 
 
 def _no_row(tokens: Any, rows: int, T: int) -> IndexError:

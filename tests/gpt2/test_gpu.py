@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from examples.gpt2.model import GPT2, GPT2_124M
+from examples.gpt2.checkpoint import load_checkpoint
+from examples.gpt2.data import TokenLoader
+from examples.gpt2.model import GPT2, GPT2_124M, TINY
 from examples.gpt2.training import Schedule, Trainer
 from tests.gpt2 import reference
 from tests.gpt2.against_torch import Three, check_deviations, torch_gradients
@@ -79,6 +83,35 @@ def test_twenty_steps_of_124m_have_the_losses_of_pytorch(gpt2_torch: Any) -> Non
         optimizer.step()
         assert trainer.step().loss == pytest.approx(loss.item(), abs=1e-3), f"step {number}"
     assert trainer.losses[-1] < trainer.losses[0] - 0.5
+
+
+def trainer_of(dtype: str, graph: bool, accumulation: int = 2) -> Trainer:
+    tokens = np.random.default_rng(1).integers(0, 256, 2000).astype(np.uint16)
+    schedule = Schedule(steps=20, batch=2, sequence=32, warmup=2, accumulation=accumulation)
+    model = GPT2(TINY, accumulation=accumulation).to("cuda", dtype=dtype)
+    return Trainer(model, TokenLoader([tokens], 2, 32), schedule, graph=graph)
+
+
+@pytest.mark.parametrize(("dtype", "apart"), [("float32", 1e-4), ("bfloat16", 3e-2)])
+def test_steps_in_a_graph_are_those_without(dtype: str, apart: float) -> None:
+    usual, captured = (trainer_of(dtype, graph) for graph in (False, True))
+    for number in range(20):
+        assert captured.step().loss == pytest.approx(usual.step().loss, abs=apart), f"step {number}"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_graph_goes_on_from_a_checkpoint_to_the_same_losses(tmp_path: Path, dtype: str) -> None:
+    whole = trainer_of(dtype, graph=True)
+    for number in range(6):
+        if number == 3:
+            whole.save(tmp_path / "c.npz")
+        whole.step()
+    other = trainer_of(dtype, graph=True)
+    other.resume(load_checkpoint(tmp_path / "c.npz"))
+    while len(other.losses) < 6:
+        other.step()
+    # Sums of atomics differ in their last digits.
+    assert other.losses == pytest.approx(whole.losses, abs=1e-5 if dtype == "float32" else 1e-2)
 
 
 @pytest.mark.parametrize("implementation", ["llmc", "cudnn"])

@@ -6,13 +6,15 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from examples.gpt2 import plot, sample, train
+from examples.gpt2 import plot, sample, train, training
 from examples.gpt2.checkpoint import read_config
 from examples.gpt2.data import TokenLoader, write_tokens
 from examples.gpt2.model import GPT2, GPT2_124M, TINY, GPT2Config
@@ -55,21 +57,60 @@ def test_a_schedule_that_makes_no_sense_is_refused(values: dict[str, float], mes
         Schedule(**values)  # type: ignore[arg-type]
 
 
+class Capture:
+    """A stand-in for `graphs.capture` on the CPU: called three times, and arrays that each replay writes to."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        self.call = lambda: function(*args)
+        self.parameters = function.__self__.parameters  # type: ignore[attr-defined]
+        for _ in range(3):
+            self.total = self.call()
+        self.gradients = [parameter.grad for parameter in self.parameters]
+
+    def replay(self) -> Any:
+        given = [parameter.grad for parameter in self.parameters]
+        self.total = self.call()
+        for parameter, old, own in zip(self.parameters, given, self.gradients, strict=True):
+            own[...] = parameter.grad
+            parameter.grad = old
+        return self.total
+
+
+def trainer_of(vocabulary: int = 256, graph: bool = False, dtype: str = "float32") -> Trainer:
+    """A tiny model on tokens at random, two batches to a step."""
+    tokens = np.random.default_rng(1).integers(0, vocabulary, 60).astype(np.uint16)
+    schedule = Schedule(steps=5, batch=1, sequence=8, warmup=2, accumulation=2)
+    model = GPT2(TINIEST, accumulation=2).to(dtype=dtype)
+    return Trainer(model, TokenLoader([tokens], 1, 8), schedule, graph=graph)
+
+
+def test_a_captured_pass_trains_as_one_that_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "capture", Capture)
+    usual, captured = trainer_of(), trainer_of(graph=True)
+    for number in range(4):
+        if number == 2:
+            captured.optimizer.zero_grad()  # the graph still writes to its own
+        assert captured.step() == usual.step()
+    for name, values in captured.model.state_dict().items():
+        np.testing.assert_array_equal(values, usual.model.state_dict()[name])
+
+
+def test_a_captured_pass_refuses_ids_that_no_replay_would_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "capture", Capture)
+    with pytest.raises(IndexError, match=r"ids from \d+ to \d+: 256 are known"):
+        trainer_of(vocabulary=2**16, graph=True).step()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_training_goes_on_from_a_checkpoint_to_the_same_losses(tmp_path: Path, dtype: str) -> None:
     from examples.gpt2.checkpoint import load_checkpoint
 
-    def trainer() -> Trainer:
-        tokens = np.random.default_rng(1).integers(0, 256, 60).astype(np.uint16)
-        schedule = Schedule(steps=5, batch=1, sequence=8, warmup=2, accumulation=2)
-        return Trainer(GPT2(TINIEST, accumulation=2).to(dtype=dtype), TokenLoader([tokens], 1, 8), schedule)
-
-    whole = trainer()
+    whole = trainer_of(dtype=dtype)
     for number in range(5):
         if number == 2:
             whole.save(tmp_path / "c.npz")
         whole.step()
-    other = trainer()
+    other = trainer_of(dtype=dtype)
     other.resume(load_checkpoint(tmp_path / "c.npz"))
     while len(other.losses) < 5:
         other.step()

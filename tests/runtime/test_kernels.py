@@ -163,12 +163,12 @@ def test_no_rows(xp):
 
 
 def bucket_arrays(xp, tokens, V, groups, guard=0):
-    """Return the arrays of `make_buckets`, with elements behind each that nothing may write."""
-    N = len(tokens)
+    """Return the arrays of `make_buckets`, with elements behind those that are written that nothing may write."""
+    room = (min(len(tokens), V) + 1) * groups
     return [
-        *(xp.full(size + guard, 7, np.int32) for size in (4 * min(N, V) * groups, buckets.counts_size(V), N)),
+        *(xp.full(size + guard, 7, np.int32) for size in (4 * room, buckets.counts_size(V))),
+        xp.asarray(tokens.argsort(kind="stable").astype(np.int32)),
         xp.asarray(tokens.astype(np.int32)),
-        xp.asarray(tokens.argsort(kind="stable")),
     ]
 
 
@@ -176,32 +176,57 @@ def bucket_arrays(xp, tokens, V, groups, guard=0):
 @pytest.mark.parametrize("N", [1, 2, 3000])
 def test_buckets_write_nothing_behind_their_arrays_and_are_the_same_with_any_grid(xp, V, N):
     tokens = np.minimum(np.random.default_rng(N).zipf(1.3, N) - 1, V - 1)
-    made, counts, places, *given = bucket_arrays(xp, tokens, V, 3, guard=4)
-    sizes = 12 * min(N, V), buckets.counts_size(V), N
-    buckets.make_buckets(*(a[:size] for a, size in zip((made, counts, places), sizes, strict=True)), *given, N, V, 3)
-    for array, size in zip((made, counts, places), sizes, strict=True):
-        assert to_numpy(array[size:]).tolist() == [7] * 4
+    made, counts, *given = bucket_arrays(xp, tokens, V, 3, guard=4)
+    buckets.make_buckets(made[:-4], counts[:-4], *given, N, V, 3)
+    assert all(to_numpy(array[-4:]).tolist() == [7] * 4 for array in (made, counts))
     present, lengths = np.unique(tokens, return_counts=True)
     assert to_numpy(counts[:3]).tolist() == [len(present), np.count_nonzero(lengths > 16), 0]
+    assert (to_numpy(made[:-4]).reshape(-1, 4)[3 * len(present) :] == [0, 0, 0, 3]).all()
     for blocks, threads in ((1, 32), (3, 96), (5, 96), (1, 1024), (32, 1024)):
         again, numbers = xp.full_like(made, 7), counts.copy()
-        buckets.order_buckets_kernel[blocks, threads](again, numbers, V, 3)
+        buckets.order_buckets_kernel[blocks, threads](again, numbers, V, 3, min(N, V) + 1)
         assert np.array_equal(to_numpy(again), to_numpy(made))
         assert np.array_equal(to_numpy(numbers), to_numpy(counts))
 
 
 @pytest.mark.parametrize("wrong", [-1, -(2**31), 6, 2**31 - 1])
 def test_tokens_out_of_range_are_noted_and_counted_nowhere(xp, wrong):
-    made, counts, places, *given = bucket_arrays(xp, np.array([3, wrong, 3, 0, wrong]), 6, 1, guard=4)
-    buckets.make_buckets(made, counts[:12], places, *given, 5, 6, 1)
+    made, counts, *given = bucket_arrays(xp, np.array([3, wrong, 3, 0, wrong]), 6, 1, guard=4)
+    buckets.make_buckets(made, counts[:12], *given, 5, 6, 1)
     assert to_numpy(counts).tolist() == [2, 0, 1, 0, 1, 0, 0, 2, 0, 0, 0, 0, 7, 7, 7, 7]
-    assert to_numpy(made[20:]).tolist() == [7] * 4
+    assert to_numpy(made[24:]).tolist() == [7] * 4
 
 
 def test_buckets_for_which_there_is_no_room_are_refused(xp):
     arrays = bucket_arrays(xp, np.zeros(5, np.int64), 3, 2)
     buckets.make_buckets(*arrays, 5, 3, 2)
-    with pytest.raises(ValueError, match=r"^make_buckets: `buckets` has 6 elements, min\(N, V\) \* groups = 9 are"):
+    with pytest.raises(
+        ValueError, match=r"^make_buckets: `buckets` has 8 elements, \(min\(N, V\) \+ 1\) \* groups = 12"
+    ):
         buckets.make_buckets(*arrays, 5, 3, 3)
     with pytest.raises(ValueError, match=r"^make_buckets: `counts` has 8 elements, counts_size\(V\) = 12 are needed$"):
         buckets.make_buckets(*arrays, 5, 5, 1)
+
+
+@pytest.mark.parametrize("V", [0, 1, 255, 256, 257, 50257, 70_000, 2**24])
+@pytest.mark.parametrize("N", [1, 31, 2047, 2048, 2049, 6000])
+def test_places_are_sorted_by_token_and_stay_in_order_within_one(xp, V, N):
+    random = np.random.default_rng(N)
+    tokens = np.where(random.random(N) < 0.5, random.integers(0, V + 1, N), np.minimum(random.zipf(1.2, N), V) - 1)
+    tokens[random.random(N) < 0.05] = random.choice([-1, -(2**31), V, 2**31 - 1])
+    arrays = [xp.full(size + 4, 7, np.int32) for size in (N, N, buckets.digits_size(N))]
+    given = [array[:-4] for array in arrays]
+    buckets.sort_places(*given, xp.asarray(tokens.astype(np.int32)), N, V)
+    keys = np.where((tokens >= 0) & (tokens < V), tokens, V)
+    assert np.array_equal(to_numpy(given[0]), keys.argsort(kind="stable"))
+    assert all(to_numpy(array[-4:]).tolist() == [7] * 4 for array in arrays)
+
+
+def test_places_for_which_there_is_no_room_are_refused(xp):
+    tokens, digits = xp.zeros(9, np.int32), xp.zeros(256, np.int32)
+    with pytest.raises(ValueError, match=r"^sort_places: `spare` has 8 elements, N = 9 are needed$"):
+        buckets.sort_places(xp.zeros(9, np.int32), xp.zeros(8, np.int32), digits, tokens, 9, 4)
+    with pytest.raises(
+        ValueError, match=r"^sort_places: `digits` has 255 elements, digits_size\(N\) = 256 are needed$"
+    ):
+        buckets.sort_places(xp.zeros(9, np.int32), xp.zeros(9, np.int32), digits[1:], tokens, 9, 4)

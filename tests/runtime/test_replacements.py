@@ -9,7 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from generated.llmc.encoder import encoder_backward
 from llmc2py.runtime import replacements
+from llmc2py.runtime.arrays import backend_named
 
 #: A bucket is of the first class whose number of places it exceeds.
 CLASSES = np.array([4096, 1024, 256, 64, 16, 4, 0])
@@ -66,6 +68,32 @@ def test_a_token_without_a_row_is_noted(xp: Any, tokens: list[int], rows: int, w
     assert not replacements.token_buckets(xp.asarray(np.array(tokens, np.int32)), rows, 2).valid
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(drawn=tokens_of_rows(), B=st.sampled_from([1, 3]), C=st.sampled_from([8, 264]), seed=st.integers(0, 9))
+def test_a_graph_adds_the_same_with_as_many_buckets_as_there_are_at_most(
+    xp: Any, drawn: tuple[np.ndarray, int], B: int, C: int, seed: int
+) -> None:
+    tokens, rows = drawn
+    B = min(B, len(tokens))
+    T, rows = min(500, len(tokens)) // B, min(rows, 5000)
+    tokens = np.minimum(tokens[: B * T], rows - 1)
+    random = np.random.default_rng(seed)
+    dout = xp.asarray(random.standard_normal((B, T, C)).astype(np.float32))
+    found = []
+    for most in (False, True):
+        dwte, dwpe = xp.ones((rows, C), np.float32), xp.zeros((T, C), np.float32)
+        with pytest.MonkeyPatch.context() as patch:
+            backend = backend_named("cpu" if xp is np else "cuda")
+            patch.setattr(backend, "is_capturing", lambda most=most: most)
+            encoder_backward(dwte, dwpe, None, None, None, dout, xp.asarray(tokens), None, B, T, C, seed)
+        found.append((to_numpy(dwte), to_numpy(dwpe)))
+    for usual, captured in zip(*found, strict=True):
+        assert np.allclose(captured, usual, rtol=1e-5, atol=1e-5)
+    wanted = np.ones((rows, C))
+    np.add.at(wanted, tokens, to_numpy(dout).reshape(-1, C).astype(np.float64))
+    assert np.allclose(found[1][0], wanted, rtol=1e-5, atol=1e-4)
+
+
 class Recorder:
     """A kernel or launcher that notes how it is launched and called."""
 
@@ -83,18 +111,33 @@ class Recorder:
         return Recorder(template, self.launched)
 
 
-@pytest.mark.parametrize(("template", "grids"), [((256,), [(2, 256), (3, 32)]), ((), [(5, 256)])])
+FEW, MANY = [1] * 16 + [0, 2], [7] * 17 + [3] * 18
+
+
+@pytest.mark.parametrize(
+    ("template", "tokens", "grids"),
+    [
+        ((256,), MANY + FEW, [(2, 256), (3, 32)]),
+        ((256,), FEW, [(1, 256), (2, 32)]),
+        ((256,), MANY, [(2, 256), (1, 32)]),
+        ((256,), [5], [(1, 256), (1, 32)]),
+        ((), MANY + FEW, [(5, 256)]),
+    ],
+)
 def test_tokens_in_few_places_are_left_to_one_warp_where_the_kernel_has_a_choice(
-    template: tuple[object, ...], grids: list[object]
+    template: tuple[object, ...], tokens: list[int], grids: list[tuple[int, int]]
 ) -> None:
-    tokens = np.array([7] * 17 + [1] * 16 + [3] * 18 + [0, 2], np.int32)
-    dwte, dout = np.zeros((8, 4), np.float32), np.zeros((53, 4), np.float32)
+    dwte, dout = np.zeros((8, 4), np.float32), np.zeros((len(tokens), 4), np.float32)
     kernels = [Recorder(), Recorder(template)]
     update = replacements.Replacement(replacements.encoder_backward, kernels, origin="encoder.cuh:1")
-    update(dwte, dwte, None, None, None, dout, tokens, None, 1, 53, 4, 5)
+    update(dwte, dwte, None, None, None, dout, np.array(tokens, np.int32), None, 1, len(tokens), 4, 5)
     assert [launch[0] for launch in kernels[1].launched] == grids
-    buckets = np.concatenate([launch[2] for launch in kernels[1].launched])
-    assert buckets[:, 1:3].tolist() == [[18, 3], [17, 7], [16, 1], [1, 0], [1, 2]]
+    buckets = np.concatenate([launch[2][: grid[0]] for launch, grid in zip(kernels[1].launched, grids, strict=True)])
+    lengths = {token: tokens.count(token) for token in tokens}
+    assert [(token, count) for _, count, token, group in buckets if group == 0] == sorted(
+        lengths.items(), key=lambda item: (-(item[1] > 4) - (item[1] > 16), item[0])
+    )
+    assert sum(group == 1 for group in buckets[:, 3]) == sum(grid[0] for grid in grids) - len(lengths)
 
 
 RATES = {"learning_rate": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.01}

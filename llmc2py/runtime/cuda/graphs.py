@@ -70,8 +70,8 @@ def capture(function: Callable[..., T], *args: Any) -> Graph[T]:
 
     The function is called three times: twice to compile kernels and to make what libraries make at a first call, and
     once to capture. What it does on the host happens three times and never again: what it accumulates is accumulated
-    twice before the first replay, and scalars are those of the third call. Its new arrays are memory of the graph
-    alone. Indices are not checked when the graph is replayed.
+    twice before the first replay, and scalars and seeds are those of the third call. Its new arrays are memory of the
+    graph alone. Indices are not checked when the graph is replayed.
 
     Parameters
     ----------

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc2py.runtime import Tensor, allocation, arrays, replacements
+from llmc2py.runtime import Tensor, allocation, arrays
 from llmc2py.runtime.cuda import graphs
 from llmc2py.runtime.dtypes import bfloat16, float32
 
@@ -215,13 +215,6 @@ def test_what_no_graph_can_repeat_is_refused_on_cuda_alone(fake: Any) -> None:
     graphs.refuse_capture_of(FakeArray(), "reason")
 
 
-def test_the_gradient_of_embeddings_is_refused(fake: Any) -> None:
-    fake.capturing = True
-    array = FakeArray()
-    with pytest.raises(RuntimeError, match="encoder_backward has as many blocks as there are tokens, which no graph"):
-        replacements.encoder_backward((None, None), array, array, None, None, None, array, array, None, 1, 1, 4, 0)
-
-
 # --- on a GPU
 
 
@@ -337,22 +330,46 @@ def test_replays_run_on_the_callers_stream_and_in_other_threads(cupy: Any, gener
     np.testing.assert_array_equal(found[0], wanted)
 
 
+# A graph has the buckets that there are at most. Tokens in few places, most in one, all in one, and each in some.
 @pytest.mark.gpu
-def test_the_gradient_of_embeddings_and_adamw_are_refused_and_the_next_capture_works(
-    cupy: Any, generated_package: Any
+@pytest.mark.parametrize("dtype", [float32, bfloat16], ids=str)
+@pytest.mark.parametrize(("V", "C"), [(300, 64), (70_000, 264), (3, 64), (300, 65)])
+def test_a_replay_of_embeddings_takes_other_tokens(
+    cupy: Any, generated_package: Any, V: int, C: int, dtype: Any
 ) -> None:
+    encoder = importlib.import_module(f"{generated_package.__name__}.layers").Encoder(V, C, 128)
+    random, shape = np.random.default_rng(0), (4, 128)
+    tokens = cupy.asarray(random.integers(0, V, shape, dtype=np.int32))
+    dout = cupy.asarray(random.standard_normal((*shape, C)).astype(dtype))
+    encoder.to("cuda", dtype=dtype)
+
+    def backward() -> list[Any]:
+        for parameter in encoder.parameters():
+            parameter.grad = None
+        out = encoder(tokens)
+        out.backward(dout)
+        return [out.data, *(parameter.grad for parameter in encoder.parameters())]
+
+    graph = graphs.capture(backward)
+    alike = np.where(random.random(shape) < 0.9, V - 1, random.integers(0, V, shape))
+    for ids in (random.integers(0, V, shape), alike, np.full(shape, V // 2), np.arange(512).reshape(shape) % V):
+        tokens[...] = cupy.asarray(ids.astype(np.int32))
+        found = [array.copy() for array in graph.replay()]
+        for got, wanted in zip(found, backward(), strict=True):
+            scale = max(1.0, float(cupy.abs(wanted.astype(np.float32)).max()))
+            limit = (1e-5 if dtype == float32 else 2**-6) * scale
+            np.testing.assert_allclose(
+                got.get().astype(np.float64), wanted.get().astype(np.float64), rtol=0, atol=limit
+            )
+
+
+@pytest.mark.gpu
+def test_adamw_and_clipping_are_refused_and_the_next_capture_works(cupy: Any, generated_package: Any) -> None:
     package = generated_package.__name__
     layers, optim = (importlib.import_module(f"{package}.{name}") for name in ("layers", "optim"))
     encoder = layers.Encoder(11, 64, 8)
     tokens = cupy.zeros((2, 8), np.int32)
 
-    def backward() -> Any:
-        out = encoder(tokens)
-        out.backward(cupy.ones_like(out.data))
-        return out.data
-
-    with pytest.raises(RuntimeError, match="encoder_backward has as many blocks as there are tokens, which no graph"):
-        graphs.capture(backward)
     optimizer = optim.AdamW(encoder.parameters())
     for parameter in encoder.parameters():
         parameter.grad = cupy.ones_like(parameter.data)
