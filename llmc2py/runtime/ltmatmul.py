@@ -203,10 +203,12 @@ class _Call:
             operation = self._operation()
         if extras:
             self._point(operation, extras)
-        self._matmul(
-            self._handle, operation.address, self._alpha, a, self._a, b, self._b, self._beta, c, self._c, d, self._d,
-            self._algorithm, _workspace(self._cupy, self._device, stream), WORKSPACE_BYTES, stream,
-        )  # fmt: skip
+        workspace = _workspace(self._cupy, self._device, stream)
+        with workspace.lock:
+            self._matmul(
+                self._handle, operation.address, self._alpha, a, self._a, b, self._b, self._beta, c, self._c, d,
+                self._d, self._algorithm, workspace.address, WORKSPACE_BYTES, stream,
+            )  # fmt: skip
         self._idle.append(operation)
 
     def _point(self, operation: _Operation, extras: Sequence[int]) -> None:
@@ -275,19 +277,31 @@ def _handle(binding: Any, device: int) -> int:
     return handle
 
 
-#: The memory that algorithms use, by device, stream and (for the streams of threads, which share a handle) thread.
-_workspaces: dict[tuple[int, int, int], tuple[Any, int]] = {}
+class _Workspace:
+    """The memory that algorithms use on one stream.
+
+    A call launches several kernels that hand results on in it, and lets other threads run meanwhile: one call at a time
+    launches on the stream.
+    """
+
+    def __init__(self, memory: Any) -> None:
+        self.memory = memory
+        self.address: int = memory.ptr
+        self.lock = threading.Lock()
 
 
-def _workspace(cupy: Any, device: int, stream: int) -> int:
-    """Return the address of the workspace of a stream.
+#: By device, stream and (for the streams of threads, which share a handle) thread.
+_workspaces: dict[tuple[int, int, int], _Workspace] = {}
+
+
+def _workspace(cupy: Any, device: int, stream: int) -> _Workspace:
+    """Return the workspace of a stream.
 
     It is never given back: what is captured into a CUDA graph goes on using it.
     """
     key = (device, stream, threading.get_ident() if stream == _PER_THREAD_STREAM else 0)
     try:
-        return _workspaces[key][1]
+        return _workspaces[key]
     except KeyError:
-        memory = lasting(cupy, WORKSPACE_BYTES)
         # Of two threads that come here at once, both take the memory that stood there first.
-        return _workspaces.setdefault(key, (memory, memory.ptr))[1]
+        return _workspaces.setdefault(key, _Workspace(lasting(cupy, WORKSPACE_BYTES)))

@@ -119,6 +119,7 @@ class FakeCublasLt:
         self.refused_at_heuristic = self.refused_at_call = 0
         self.pointers_set = self.calls = self.workspaces = 0
         self.pause = 0.0
+        self.busy: set[int] = set()
 
     def Device(self, device: int) -> Any:  # noqa: N802
         return contextlib.nullcontext()
@@ -188,7 +189,11 @@ class FakeCublasLt:
             raise FakeLtError(self.refused_at_call)
         assert (handle, workspace_size) == (77, 32 << 20)
         assert workspace % 16 == 0
+        # The kernels of a call hand results on in it.
+        assert workspace not in self.busy, "two calls at once use one workspace"
+        self.busy.add(workspace)
         time.sleep(self.pause)
+        self.busy.remove(workspace)
         values = self.alive[desc]
         alignment = ctypes.c_uint64.from_address(algorithm).value
         extras = [values[name] for name in ("BIAS_POINTER", "EPILOGUE_AUX_POINTER") if name in values]

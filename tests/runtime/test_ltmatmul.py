@@ -175,7 +175,7 @@ def test_pointers_are_set_only_where_they_change(fake: FakeCublasLt) -> None:
     assert (moved == arrays[4]).all()
 
 
-def test_threads_do_not_share_pointers(fake: FakeCublasLt) -> None:
+def test_threads_share_neither_pointers_nor_a_workspace_at_once(fake: FakeCublasLt) -> None:
     fake.pause = 0.01
     call = lt_call("BIAS", "CUDA_R_32F", *SHAPE)
     wanted = [lt_arrays(seed, "CUDA_R_32F", *SHAPE, 1) for seed in range(4)]

@@ -194,18 +194,30 @@ def test_a_product_is_captured_on_a_stream_that_saw_none(one_call: None) -> None
     check_equal(arrays, others, dtype, 64)
 
 
-def test_threads_multiply_at_once(library: str) -> None:
+# Small ones take an algorithm of several kernels, and threads on one stream launch them in any order.
+@pytest.mark.parametrize(
+    ("name", "dtype", "shape"),
+    [
+        ("GELU_AUX_BIAS", "CUDA_R_16BF", (96, 128, 64)),
+        ("BIAS", "CUDA_R_32F", (1, 1, 1)),
+        ("BIAS", "CUDA_R_16F", (1, 1, 1)),
+        ("DEFAULT", "CUDA_R_32F", (2, 3, 700)),
+    ],
+)
+@pytest.mark.parametrize("own_streams", [False, True])
+def test_threads_multiply_at_once(
+    library: str, name: str, dtype: str, shape: tuple[int, int, int], own_streams: bool
+) -> None:
     cupy = importlib.import_module("cupy")
-    dtype = "CUDA_R_16BF"
-    call = lt_call("GELU_AUX_BIAS", dtype, 96, 128, 64)
-    arrays = [lt_arrays(seed, dtype, 96, 128, 64, 1) for seed in range(2)]
+    call = lt_call(name, dtype, *shape)
+    arrays = [lt_arrays(seed, dtype, *shape, 1) for seed in range(4)]
     others = [on_device(one) for one in arrays]
     cupy.cuda.Device().synchronize()
     failures: list[BaseException] = []
 
     def work(mine: list[Any]) -> None:
         try:
-            with cupy.cuda.Stream(non_blocking=True) as stream:
+            with cupy.cuda.Stream(non_blocking=True) if own_streams else cupy.cuda.Stream.null as stream:
                 for _ in range(200):
                     call(*mine)
                 stream.synchronize()
@@ -220,4 +232,4 @@ def test_threads_multiply_at_once(library: str) -> None:
     assert failures == []
     for one, other in zip(arrays, others, strict=True):
         call(*one)
-        check_equal(one, other, dtype, 64)
+        check_equal(one, other, dtype, shape[2])

@@ -367,9 +367,8 @@ def test_a_replay_of_embeddings_takes_other_tokens(
 def test_adamw_and_clipping_are_refused_and_the_next_capture_works(cupy: Any, generated_package: Any) -> None:
     package = generated_package.__name__
     layers, optim = (importlib.import_module(f"{package}.{name}") for name in ("layers", "optim"))
-    encoder = layers.Encoder(11, 64, 8)
+    encoder = layers.Encoder(11, 64, 8).to("cuda")
     tokens = cupy.zeros((2, 8), np.int32)
-
     optimizer = optim.AdamW(encoder.parameters())
     for parameter in encoder.parameters():
         parameter.grad = cupy.ones_like(parameter.data)
