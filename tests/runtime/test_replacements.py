@@ -39,8 +39,8 @@ def to_numpy(array: Any) -> np.ndarray:
     return array if isinstance(array, np.ndarray) else array.get()
 
 
-# The fixture is a module, which no example changes.
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+# The fixture is a module, which no example changes. The first example compiles kernels.
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(drawn=tokens_of_rows(), groups=st.integers(1, 4))
 def test_buckets_are_made_where_the_tokens_are(xp: Any, drawn: tuple[np.ndarray, int], groups: int) -> None:
     tokens, rows = drawn
@@ -56,7 +56,7 @@ def test_buckets_are_made_where_the_tokens_are(xp: Any, drawn: tuple[np.ndarray,
     assert np.array_equal(to_numpy(made.places), tokens.argsort(kind="stable"))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     tokens=st.lists(st.integers(0, 9), max_size=40),
     rows=st.sampled_from([0, 10, 70_000]),
