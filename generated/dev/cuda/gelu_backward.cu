@@ -100,15 +100,17 @@ __device__ inline void store_packet(ElementType* target, const Packed128<Element
     else store_elements(target, packet, left);
 }
 #endif
-#line 38 "dev/cuda/gelu_backward.cu"
+#line 41 "dev/cuda/gelu_backward.cu"
 __device__ inline float gelu_slope(float x) {
 
     const float t = fabsf(x) > 12.0f ? copysignf(12.0f, x) : x;
-    const float s = 1.0f / (1.0f + expf(-2.0f * 0.7978845608028654f * t * (1.0f + 0.044715f * t * t)));
-    return s + 2.0f * t * (s - s * s) * 0.7978845608028654f * (1.0f + 0.134145f * t * t);
+    const float square = t * t;
+    const float e = exp2f((-2.0f * 0.7978845608028654f * 1.4426950408889634f) * t * (1.0f + 0.044715f * square));
+    const float s = __fdividef(1.0f, 1.0f + e);
+    return s + t * (s - s * s) * (2.0f * 0.7978845608028654f + 2.0f * 0.7978845608028654f * 0.134145f * square);
 }
 #if defined(SLICE_gelu_backward1)
-#line 45 "dev/cuda/gelu_backward.cu"
+#line 50 "dev/cuda/gelu_backward.cu"
 __global__ void gelu_backward1(floatX* dinp, const floatX* inp, const floatX* dout, int N) {
     const int at = blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= N) return;
@@ -116,7 +118,7 @@ __global__ void gelu_backward1(floatX* dinp, const floatX* inp, const floatX* do
 }
 #endif
 #if defined(SLICE_gelu_backward2)
-#line 52 "dev/cuda/gelu_backward.cu"
+#line 57 "dev/cuda/gelu_backward.cu"
 __global__ void gelu_backward2(floatX* dinp, const floatX* inp, const floatX* dout, const int N) {
     const int first = (blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
     if (first >= N) return;

@@ -20,7 +20,7 @@ gelu_backward1_kernel = Kernel(
         Param("dout", "const floatX*", intent="in"),
         Param("N", "int"),
     ],
-    origin="dev/cuda/gelu_backward.cu:45",
+    origin="dev/cuda/gelu_backward.cu:50",
 )
 
 gelu_backward2_kernel = Kernel(
@@ -32,7 +32,7 @@ gelu_backward2_kernel = Kernel(
         Param("dout", "const floatX*", intent="in"),
         Param("N", "int"),
     ],
-    origin="dev/cuda/gelu_backward.cu:52",
+    origin="dev/cuda/gelu_backward.cu:57",
 )
 
 
@@ -50,7 +50,7 @@ def ceil_div_(dividend: int, divisor: int) -> int:
         Param("N", "int"),
         Param("block_size", "int"),
     ],
-    origin="dev/cuda/gelu_backward.cu:67",
+    origin="dev/cuda/gelu_backward.cu:72",
 )
 def gelu_backward1(plan: Plan, dinp: Pointer, inp: Pointer, dout: Pointer, N: int, block_size: int) -> None:
     """Launch `gelu_backward1<<<blocks, block_size>>>`."""
@@ -69,7 +69,7 @@ def gelu_backward1(plan: Plan, dinp: Pointer, inp: Pointer, dout: Pointer, N: in
         Param("N", "int"),
         Param("block_size", "int"),
     ],
-    origin="dev/cuda/gelu_backward.cu:73",
+    origin="dev/cuda/gelu_backward.cu:78",
 )
 def gelu_backward2(plan: Plan, dinp: Pointer, inp: Pointer, dout: Pointer, N: int, block_size: int) -> None:
     """Launch `gelu_backward2<<<blocks, block_size>>>`."""
@@ -92,7 +92,7 @@ def gelu_backward2(plan: Plan, dinp: Pointer, inp: Pointer, dout: Pointer, N: in
         Param("C", "int"),
         Param("block_size", "int"),
     ],
-    origin="dev/cuda/gelu_backward.cu:79",
+    origin="dev/cuda/gelu_backward.cu:84",
 )
 def gelu_backward(
     plan: Plan, kernel_num: int, dinp: Pointer, inp: Pointer, dout: Pointer, B: int, T: int, C: int, block_size: int
