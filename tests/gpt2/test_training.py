@@ -227,6 +227,7 @@ def test_sizes_replace_those_of_the_named_model() -> None:
         (["--resume", "bad.bin"], "bad.bin: no checkpoint"),
         (["--attention", "other"], "'other' is not one of"),
         (["--attention", "cudnn"], "--attention cudnn needs --device cuda and --dtype bf16"),
+        (["--graph"], "--graph needs --device cuda"),
     ],
 )
 def test_bad_use_is_explained(

@@ -30,6 +30,10 @@ _NOT_REPEATABLE = (
 #: libraries keep a workspace for each stream that they were called on, so that streams are used again.
 _idle: dict[int, list[tuple[Any, list[Any]]]] = {}
 
+#: Pools of graphs that are gone, with their devices, as long as arrays are in them. A pool of CuPy keeps what it has,
+#: even when it is gone itself.
+_retired: list[tuple[int, Any]] = []
+
 
 class Graph(Generic[T]):
     """What a function launched, with the memory that it uses; made by `capture`.
@@ -42,7 +46,7 @@ class Graph(Generic[T]):
         The number of the device.
     """
 
-    def __init__(self, outputs: T, device: int, graph: Any, stream: Any, kept: tuple[Any, ...]) -> None:
+    def __init__(self, outputs: T, device: int, graph: Any, stream: Any, pool: Any, kept: tuple[Any, ...]) -> None:
         self.outputs = outputs
         self.device = device
         self._graph = graph
@@ -50,6 +54,7 @@ class Graph(Generic[T]):
         self._last: list[Any] = []
         # At exit nothing is given back: CUDA may be gone by then.
         weakref.finalize(self, _idle.setdefault(device, []).append, (stream, self._last)).atexit = False
+        weakref.finalize(self, _retire, device, pool).atexit = False
 
     def replay(self) -> T:
         """Launch everything again on the caller's current stream, and return `outputs`; this does not wait for it.
@@ -82,7 +87,8 @@ def capture(function: Callable[..., T], *args: Any) -> Graph[T]:
 
     Returns
     -------
-    The graph. It keeps ``function``, ``args`` and all memory alive that it uses.
+    The graph. It keeps ``function``, ``args`` and all memory alive that it uses. When it is gone, its memory goes back
+    to CuPy's default pool, but for what arrays are still in, which follows with the next graph that comes or goes.
 
     Raises TypeError for arrays on the CPU or of other libraries, among ``args`` or what the function returns, and for
     arrays on two devices; RuntimeError where the function waits for the device or copies to or from the host (as the
@@ -96,7 +102,9 @@ def capture(function: Callable[..., T], *args: Any) -> Graph[T]:
         device = int(cupy.cuda.runtime.getDevice())
         stream = _stream(cupy, device)
         stream.wait_event(cupy.cuda.get_current_stream().record())
-        pool = cupy.cuda.MemoryPool()
+        _give_back()
+        # On top of CuPy's own: what is given back waits there, and no call of CUDA is made for it.
+        pool = cupy.cuda.MemoryPool(cupy.get_default_memory_pool().malloc)
         with stream:
             # What this call leaves behind, such as workspaces of libraries, is to outlive the graph. What it does not
             # need any more lies where no other stream can use it.
@@ -108,7 +116,7 @@ def capture(function: Callable[..., T], *args: Any) -> Graph[T]:
                 stream.synchronize()
                 graph, outputs = _captured(cupy, stream, function, args)
     _check_outputs(outputs)
-    return Graph(outputs, device, graph, stream, (pool, function, args))
+    return Graph(outputs, device, graph, stream, pool, (function, args))
 
 
 def refuse_capture(reason: str) -> None:
@@ -170,6 +178,23 @@ def _stream(cupy: Any, device: int) -> Any:
         # The graph that had it before may still run.
         stream.wait_event(used.record())
     return stream
+
+
+def _retire(device: int, pool: Any) -> None:
+    """Give the memory of a graph that is gone back to CuPy's default pool, as far as no array is in it."""
+    _retired.append((device, pool))
+    _give_back()
+
+
+def _give_back() -> None:
+    for entry in _retired.copy():
+        device, pool = entry
+        with device_scope(Place("cuda", device)):
+            pool.free_all_blocks()
+            if not pool.used_bytes():
+                # Another thread may have been here meanwhile.
+                with contextlib.suppress(ValueError):
+                    _retired.remove(entry)
 
 
 def _captured(cupy: Any, stream: Any, function: Callable[..., T], args: Sequence[Any]) -> tuple[Any, T]:

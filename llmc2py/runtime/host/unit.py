@@ -42,6 +42,8 @@ def _blank(match: re.Match[str]) -> str:
 
 def _refuse_ptx(text: str) -> str:
     """Return text in which each statement of inline PTX is a call that the compiler reports where it would be made."""
+    if "asm" not in text:
+        return text
     # Of the same length, so that neither comments nor the PTX's own parentheses are in the way.
     code = _COMMENT_OR_STRING.sub(_blank, text)
     parts: list[str] = []
