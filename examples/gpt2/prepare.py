@@ -40,7 +40,7 @@ def prepare(context: click.Context, options: dict[str, Any]) -> tuple[Trainer, T
     loader = TokenLoader(train_tokens, schedule.batch, schedule.sequence)
     enough = any(tokens.size > schedule.batch * schedule.sequence for tokens in val_tokens)
     val_loader = TokenLoader(val_tokens, schedule.batch, schedule.sequence) if enough else None
-    if options["graph"] and options["device"] == "cpu":
+    if options["graph"] and on_cpu(options["device"]):
         raise ValueError("--graph needs --device cuda")
     trainer = Trainer(model, loader, schedule, graph=options["graph"])
     if checkpoint is not None:
@@ -66,7 +66,7 @@ def model_of(
 ) -> GPT2:
     """Return the model on its device; its weights are still to be loaded where a checkpoint is given."""
     dtype = DTYPES[options["dtype"]] if checkpoint is None else checkpoint.dtype
-    if options["attention"] == "cudnn" and (options["device"] == "cpu" or dtype == "float32"):
+    if options["attention"] == "cudnn" and (on_cpu(options["device"]) or dtype == "float32"):
         raise ValueError("--attention cudnn needs --device cuda and --dtype bf16")
     details = {
         "implementation": options["attention"],
@@ -88,6 +88,11 @@ def model_of(
     else:
         raise ValueError(f"--model {options['model_name']}: neither tiny nor 124M, nor a file")
     return model.to(device_of(options["device"]), dtype=PRECISIONS[dtype])
+
+
+def on_cpu(device: str) -> bool:
+    """Whether the name of a device is one of the CPU."""
+    return device.partition(":")[0] == "cpu"
 
 
 def is_new(options: dict[str, Any]) -> bool:

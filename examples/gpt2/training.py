@@ -105,7 +105,11 @@ class CapturedPass:
         self._gradients: list[Any] = []
 
     def __call__(self, batches: list[tuple[Any, Any]]) -> Any:
-        """Run, on new batches; the first call captures. Raises IndexError for ids that are not in the vocabulary."""
+        """Run, on new batches; the first call captures.
+
+        Raises IndexError for ids that are not in the vocabulary, and ValueError for batches of another shape than the
+        first.
+        """
         ids = [np.stack(arrays) for arrays in zip(*batches, strict=True)]
         for array in ids:
             # No replay looks at them.
@@ -113,17 +117,26 @@ class CapturedPass:
                 raise IndexError(f"ids from {array.min()} to {array.max()}: {self._model.config.vocab_size} are known")
         parameters = self._model.parameters()
         if self._graph is None:
-            random.manual_seed(self._seed)
-            xp = array_module(parameters[0].data)
-            self._ids = tuple(xp.asarray(array) for array in ids)
-            self._graph = capture(self._run, *self._ids)
+            self._graph = self._capture(ids)
             self._gradients = [parameter.grad for parameter in parameters]
         for place, array in zip(self._ids, ids, strict=True):
+            if array.shape != place.shape:
+                raise ValueError(f"batches of {array.shape}; the graph was captured for {place.shape}")
             place[...] = array_module(place).asarray(array)
         for parameter, gradient in zip(parameters, self._gradients, strict=True):
             if parameter.grad is not gradient:
                 parameter.grad = gradient
         return self._graph.replay()
+
+    def _capture(self, ids: list[Any]) -> Graph[Any]:
+        xp = array_module(self._model.encoder.wte.data)
+        self._ids = tuple(xp.asarray(array) for array in ids)
+        before = random.get_state()
+        random.manual_seed(self._seed)
+        try:
+            return capture(self._run, *self._ids)
+        finally:
+            random.set_state(before)
 
 
 class Trainer:

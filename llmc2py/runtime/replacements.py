@@ -65,7 +65,8 @@ def encoder_backward(
     `scratch`, `workload_indices`, `bucket_info` and `inputs_cpu` may be None.
 
     Raises IndexError, naming the token and its place, for one that `dwte` has no row of, and TypeError for tokens that
-    are not int32. A CUDA graph adds nothing for tokens without a row, and `seed` is that of the capture in each replay.
+    are not int32. A CUDA graph adds nothing to `dwte` for tokens without a row, and `seed` is that of the capture in
+    each replay.
     """
     wpe_backward_kernel, wte_backward_kernel = uses
     if B * T * C == 0:

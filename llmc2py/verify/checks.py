@@ -112,8 +112,8 @@ class CaseCheck:
         layer.zero_grad()
         new = subject.new_layer(case)
         self.names = [name for name in spec.parameters if getattr(new, name) is not None]
-        # Rounded, for what is drawn at random would make each run another.
-        initial = {name: float(np.round(np.mean(as_numpy(getattr(new, name).data)))) for name in self.names}
+        other = subject.new_layer(case)
+        initial = {name: _initial(getattr(new, name), getattr(other, name)) for name in self.names}
         self.parameters = parameter_values(spec, case, dtype, initial)
         self.values = input_values(spec, case, dtype)
         self.incoming = gradient_values(spec, case, dtype)
@@ -308,6 +308,12 @@ class CaseCheck:
             {name: as_numpy(array).astype(np.float64) for name, array in middle.items()}, self.incoming
         )
         return worst_of(_both_uses(expected, later, subject).compared(both))
+
+
+def _initial(parameter: Tensor, other: Tensor) -> float:
+    """Return the mean of what a parameter of two new layers begins with; 0 where that is drawn at random."""
+    values = as_numpy(parameter.data)
+    return float(np.mean(values)) if np.array_equal(values, as_numpy(other.data)) else 0.0
 
 
 def _both_uses(first: Expected, second: Expected, subject: Subject) -> Expected:

@@ -20,6 +20,7 @@ from examples.gpt2.data import TokenLoader, write_tokens
 from examples.gpt2.model import GPT2, GPT2_124M, TINY, GPT2Config
 from examples.gpt2.prepare import config_of
 from examples.gpt2.training import Schedule, Trainer, peak_of, utilisation
+from llmc2py.runtime import random
 
 ROOT = Path(__file__).resolve().parents[2]
 TINIEST = GPT2Config(max_seq_len=8, vocab_size=256, num_layers=1, num_heads=1, channels=32)
@@ -68,8 +69,9 @@ class Capture:
         self.gradients = [parameter.grad for parameter in self.parameters]
 
     def replay(self) -> Any:
-        given = [parameter.grad for parameter in self.parameters]
+        given, drawn = [parameter.grad for parameter in self.parameters], random.get_state()
         self.total = self.call()
+        random.set_state(drawn)
         for parameter, old, own in zip(self.parameters, given, self.gradients, strict=True):
             own[...] = parameter.grad
             parameter.grad = old
@@ -93,6 +95,24 @@ def test_a_captured_pass_trains_as_one_that_is_not(monkeypatch: pytest.MonkeyPat
         assert captured.step() == usual.step()
     for name, values in captured.model.state_dict().items():
         np.testing.assert_array_equal(values, usual.model.state_dict()[name])
+
+
+def test_a_captured_pass_draws_from_no_other_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "capture", Capture)
+    trainer = trainer_of(graph=True)
+    random.manual_seed(5)
+    before = random.get_state()
+    trainer.step()
+    assert random.get_state() == before
+
+
+def test_a_captured_pass_refuses_batches_of_another_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "capture", Capture)
+    trainer = trainer_of(graph=True)
+    trainer.step()
+    trainer.loader = TokenLoader([np.zeros(60, np.uint16)], 1, 4)
+    with pytest.raises(ValueError, match=r"batches of \(2, 1, 4\); the graph was captured for \(2, 1, 8\)"):
+        trainer.step()
 
 
 def test_a_captured_pass_refuses_ids_that_no_replay_would_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +247,9 @@ def test_sizes_replace_those_of_the_named_model() -> None:
         (["--resume", "bad.bin"], "bad.bin: no checkpoint"),
         (["--attention", "other"], "'other' is not one of"),
         (["--attention", "cudnn"], "--attention cudnn needs --device cuda and --dtype bf16"),
+        (["--attention", "cudnn", "--device", "cpu:0", "--dtype", "bf16"], "--attention cudnn needs --device cuda"),
         (["--graph"], "--graph needs --device cuda"),
+        (["--graph", "--device", "cpu:0"], "--graph needs --device cuda"),
     ],
 )
 def test_bad_use_is_explained(

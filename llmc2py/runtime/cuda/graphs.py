@@ -91,9 +91,8 @@ def capture(function: Callable[..., T], *args: Any) -> Graph[T]:
     to CuPy's default pool, but for what arrays are still in, which follows with the next graph that comes or goes.
 
     Raises TypeError for arrays on the CPU or of other libraries, among ``args`` or what the function returns, and for
-    arrays on two devices; RuntimeError where the function waits for the device or copies to or from the host (as the
-    backward pass of embeddings and AdamW do), and where the current stream is captured already; and what the function
-    raises.
+    arrays on two devices; RuntimeError where the function waits for the device or copies to or from the host, for
+    AdamW, and where the current stream is captured already; and what the function raises.
     """
     place = _place(args)
     refuse_capture("capture: begin another one when that has ended")
@@ -105,17 +104,13 @@ def capture(function: Callable[..., T], *args: Any) -> Graph[T]:
         _give_back()
         # On top of CuPy's own: what is given back waits there, and no call of CUDA is made for it.
         pool = cupy.cuda.MemoryPool(cupy.get_default_memory_pool().malloc)
-        with stream:
-            # What this call leaves behind, such as workspaces of libraries, is to outlive the graph. What it does not
-            # need any more lies where no other stream can use it.
-            function(*args)
-            cupy.get_default_memory_pool().free_all_blocks(stream=stream)
-            with allocator(pool.malloc):
-                # The pool has to have the memory beforehand: getting it could free other memory, which waits.
-                function(*args)
-                stream.synchronize()
-                graph, outputs = _captured(cupy, stream, function, args)
-    _check_outputs(outputs)
+        try:
+            graph, outputs = _third_call(cupy, stream, pool, function, args)
+            _check_outputs(outputs)
+        except BaseException:
+            _idle.setdefault(device, []).append((stream, []))
+            _retire(device, pool)
+            raise
     return Graph(outputs, device, graph, stream, pool, (function, args))
 
 
@@ -187,14 +182,38 @@ def _retire(device: int, pool: Any) -> None:
 
 
 def _give_back() -> None:
-    for entry in _retired.copy():
-        device, pool = entry
-        with device_scope(Place("cuda", device)):
-            pool.free_all_blocks()
-            if not pool.used_bytes():
-                # Another thread may have been here meanwhile.
-                with contextlib.suppress(ValueError):
-                    _retired.remove(entry)
+    """Give back what arrays of retired pools have left meanwhile.
+
+    Graphs may be collected anywhere, here too: each pool is with one caller at a time.
+    """
+    in_use = []
+    try:
+        for _ in range(len(_retired)):
+            try:
+                device, pool = entry = _retired.pop(0)
+            except IndexError:
+                break  # others took some
+            with device_scope(Place("cuda", device)):
+                # An array that goes after this look leaves its memory for the next.
+                if pool.used_bytes():
+                    in_use.append(entry)
+                pool.free_all_blocks()
+    finally:
+        _retired.extend(in_use)
+
+
+def _third_call(cupy: Any, stream: Any, pool: Any, function: Callable[..., T], args: Sequence[Any]) -> tuple[Any, T]:
+    """Return the graph of a third call of a function, and what that returned."""
+    with stream:
+        # What this call leaves behind, such as workspaces of libraries, is to outlive the graph. What it does not need
+        # any more lies where no other stream can use it.
+        function(*args)
+        cupy.get_default_memory_pool().free_all_blocks(stream=stream)
+        with allocator(pool.malloc):
+            # The pool has to have the memory beforehand: getting it could free other memory, which waits.
+            function(*args)
+            stream.synchronize()
+            return _captured(cupy, stream, function, args)
 
 
 def _captured(cupy: Any, stream: Any, function: Callable[..., T], args: Sequence[Any]) -> tuple[Any, T]:

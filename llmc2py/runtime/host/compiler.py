@@ -23,11 +23,9 @@ _SOURCES = _HERE / "src"
 # No contraction and no fast mathematics: a kernel's float arithmetic is to be reproducible. Its assertions always hold.
 # Frames larger than the guard below a stack are touched page by page, so that none reaches over it.
 _COMMON = ("-fPIC", "-ffp-contract=off", "-w", "-UNDEBUG", "-fstack-clash-protection")
-# GCC's if-conversion takes a load of a vector for that of its elements, and makes it whatever the address.
-_ARMS_APART = ("-fno-if-conversion", "-fno-if-conversion2")
-_KERNEL = ("-std=c++17", "-O2", *_COMMON, *_ARMS_APART, "-fvisibility=hidden")
+_KERNEL = ("-std=c++17", "-O2", *_COMMON, "-fvisibility=hidden")
 _CHECKS = ("-fsanitize=thread", "-fsanitize=integer-divide-by-zero", "-DLLMC2PY_CHECK")
-_CHECKED = ("-std=c++17", "-O1", "-gdwarf-4", *_COMMON, *_ARMS_APART, "-fvisibility=hidden", *_CHECKS)
+_CHECKED = ("-std=c++17", "-O1", "-gdwarf-4", *_COMMON, "-fvisibility=hidden", *_CHECKS)
 # Kernels find their indices at a fixed offset from the thread pointer; the runtime keeps few thread-local bytes for it.
 # Vector loads of what was just stored word by word would stall.
 _RUNTIME = (*_KERNEL, "-ftls-model=initial-exec", "-fno-tree-vectorize", "-fno-tree-slp-vectorize", "-pthread")
@@ -47,6 +45,14 @@ class Compiler:
     def is_clang(self) -> bool:
         """Whether this is clang, which names its precompiled headers otherwise than GCC."""
         return "clang" in self.version.lower()
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What this compiler alone is told, and knows.
+
+        GCC's if-conversion takes a load of a vector for that of its elements, and makes it whatever the address.
+        """
+        return () if self.is_clang else ("-fno-if-conversion", "-fno-if-conversion2")
 
 
 def _find(variables: Sequence[str], names: Sequence[str], what: str) -> Compiler:
@@ -94,7 +100,7 @@ def _errors_of(output: str) -> str:
 
 
 def _compile(compiler: Compiler, options: Sequence[str], folder: pathlib.Path, what: str) -> None:
-    command = [*compiler.command, *options]
+    command = [*compiler.command, *compiler.options, *options]
     done = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"}
     )
@@ -115,7 +121,7 @@ def _folder() -> pathlib.Path:
 
 
 def _key(compiler: Compiler, options: Sequence[str], *parts: str) -> str:
-    return content_key(*compiler.command, compiler.version, *options, _tree_key(), *parts)
+    return content_key(*compiler.command, compiler.version, *compiler.options, *options, _tree_key(), *parts)
 
 
 def _build_runtime(compiler: Compiler) -> pathlib.Path:

@@ -16,8 +16,13 @@ _STATIC_SHARED = re.compile(r"\bstatic\s+(?=__shared__\b)")
 _ALIGNED_SHARED = re.compile(r"\b__shared__(\s+)(alignas\s*\([^()]*(?:\([^()]*\)[^()]*)*\))")
 _NOINLINE = re.compile(r"(?<![\w(])__noinline__\b")
 _BRACE = re.compile(r"(\bnamespace\b[^{};]*|\bextern\s*)?\{|\}")
-_COMMENT_OR_STRING = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL)
-_ASM = re.compile(r"\b(?:asm|__asm|__asm__)(?:\s+(?:volatile|__volatile__))?\s*\((?!\s*\"\"\s*[:)])")
+# A quote behind a digit parts thousands.
+_COMMENT_OR_STRING = re.compile(
+    r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|(?<![0-9a-fA-F])'(?:\\.|[^'\\\n])*'", re.DOTALL
+)
+_ASM = re.compile(r"\b(?:asm|__asm|__asm__)\b(?:\s+(?:volatile|__volatile__|inline|goto))*\s*\(")
+_NO_INSTRUCTION = re.compile(r"\s*\"\"\s*[:)]")
+_LINE_END = re.compile(r"\\?\n")
 
 
 def dynamic_shared_names(text: str) -> list[str]:
@@ -36,26 +41,32 @@ def _is_in_braces(text: str) -> bool:
     return any(opened)
 
 
-def _blank(match: re.Match[str]) -> str:
-    return re.sub(r"[^\n]", " ", match[0])
+def _masked(match: re.Match[str]) -> str:
+    """Return as much text as a comment or literal has, without its words and parentheses."""
+    is_literal = match[0][0] in "\"'"
+    inside = re.sub(r"[^\n]", "." if is_literal else " ", match[0][1:-1])
+    return f'"{inside}"' if is_literal else f" {inside} "
 
 
 def _refuse_ptx(text: str) -> str:
-    """Return text in which each statement of inline PTX is a call that the compiler reports where it would be made."""
+    """Return text in which each statement of inline PTX is a call that the compiler reports where it would be made.
+
+    Outside of functions `asm` names something for the linker.
+    """
     if "asm" not in text:
         return text
-    # Of the same length, so that neither comments nor the PTX's own parentheses are in the way.
-    code = _COMMENT_OR_STRING.sub(_blank, text)
+    code = _COMMENT_OR_STRING.sub(_masked, text)
     parts: list[str] = []
     done = 0
-    for asm in _ASM.finditer(text):
-        if asm.start() < done or code[asm.start()] == " ":
+    for asm in _ASM.finditer(code):
+        if asm.start() < done or _NO_INSTRUCTION.match(code, asm.end()) or not _is_in_braces(text[: asm.start()]):
             continue
         end, depth = asm.end(), 1
         while depth and end < len(code):
             depth += {"(": 1, ")": -1}.get(code[end], 0)
             end += 1
-        lines = "\n" * text.count("\n", asm.start(), end)
+        # Those of a macro stay its own.
+        lines = "".join(_LINE_END.findall(text[asm.start() : end]))
         parts += [text[done : asm.start()], f"llmc2py::inline_ptx(){lines}"]
         done = end
     return "".join(parts) + text[done:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import itertools
 import sys
 import threading
 from types import SimpleNamespace
@@ -182,6 +183,60 @@ def test_memory_is_given_back_with_the_graph_and_what_arrays_are_in_later(fake: 
     graphs.capture(FakeArray)
     assert ("given back", 0) in fake.log[3:]
     assert graphs._retired == []
+
+
+def test_a_pool_that_is_left_at_the_last_moment_is_looked_at_again(fake: Any) -> None:
+    graph = graphs.capture(FakeArray)
+    (pool,) = fake.pools
+    pool.used = 8
+    pool.free_all_blocks = lambda: setattr(pool, "used", 0)
+    del graph
+    gc.collect()
+    assert [kept for _, kept in graphs._retired] == [pool]
+
+
+def test_graphs_that_are_collected_while_memory_is_given_back_wait_for_no_pool(fake: Any) -> None:
+    first, second = graphs.capture(FakeArray), [graphs.capture(FakeArray)]
+    running: list[Any] = []
+
+    def guarded(pool: FakePool) -> Any:
+        def free() -> None:
+            assert pool not in running
+            running.append(pool)
+            second.clear()
+            running.remove(pool)
+
+        return free
+
+    for pool in fake.pools:
+        pool.used, pool.free_all_blocks = 8, guarded(pool)
+    del first
+    assert not second
+    assert {id(pool) for _, pool in graphs._retired} == {id(pool) for pool in fake.pools}
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_a_capture_that_fails_gives_memory_and_stream_back(fake: Any, failing: int) -> None:
+    calls = itertools.count(1)
+
+    def function() -> Any:
+        if next(calls) == failing:
+            raise ValueError("mine")
+        return FakeArray()
+
+    with pytest.raises(ValueError, match="mine"):
+        graphs.capture(function)
+    assert fake.log[-1] == ("given back", 0)
+    graphs.capture(FakeArray)
+    assert len(fake.made) == 1
+
+
+def test_an_output_that_is_refused_gives_memory_and_stream_back(fake: Any) -> None:
+    with pytest.raises(TypeError, match="no replay would change it"):
+        graphs.capture(lambda: np.ones(3))
+    assert fake.log[-1] == ("given back", 0)
+    graphs.capture(FakeArray)
+    assert len(fake.made) == 1
 
 
 def test_a_function_that_waits_is_an_error_and_ends_the_capture(fake: Any) -> None:

@@ -57,6 +57,11 @@ def test_no_compiler_says_what_to_install(monkeypatch, tmp_path, run):
         host.kernel(run.request("__global__ void never_compiled() {}", "never_compiled"), 0)
 
 
+def test_clang_is_told_nothing_that_gcc_alone_knows():
+    assert compiler.Compiler(("clang++",), "Ubuntu clang version 18.1.3").options == ()
+    assert "-fno-if-conversion" in compiler.Compiler(("c++",), "c++ (Debian 12.2.0-14) 12.2.0").options
+
+
 def test_variables_choose_the_compiler(monkeypatch):
     found = compiler.find_compiler()
     monkeypatch.setenv("LLMC2PY_CXX", "no-such-compiler")
@@ -198,10 +203,37 @@ def test_cpu_takes_the_branch_without_ptx(run):
     assert out[0] == 8
 
 
-def test_barriers_of_the_compiler_are_no_ptx(run):
-    text = (
-        '__global__ void k(int* o) { o[0] = 1; asm volatile("" ::: "memory"); __asm__ (""); o[0] += sizeof("asm(");  }'
-    )
+@pytest.mark.parametrize(
+    "statement",
+    [
+        'asm("bar.sync 0;");',
+        '__asm__ __volatile__ ("bar.sync 0;" ::: "memory");',
+        'asm volatile /* all (of them */ ("bar.sync 0;");',
+        'asm inline("bar.sync 0;");',
+        'asm volatile goto("bra %l0;" :::: done);\ndone:;',
+        "const int n = 1'000; asm(\"bar.sync 0;\"); const char c = 'x';",
+        'if (o != nullptr) asm("" "bar.sync 0;");',
+        'asm(R"(bar.sync 0;)");',
+    ],
+)
+def test_ptx_is_refused_however_it_is_written(run, statement):
+    with pytest.raises(CompileError, match=r"k\.cu:2:\d+: error: .*inline PTX \(asm\) runs on CUDA alone"):
+        host.kernel(run.request(f"__global__ void k(int* o) {{\n{statement} }}", "k"), 0)
+
+
+def test_what_is_no_ptx_stays(run):
+    text = """
+#define COPY(to, from) do { \\
+    asm volatile("ld.b32 %0, [%1];" \\
+                 : "=r"(to) : "r"(from)); \\
+} while (0)
+extern "C" int renamed(int) asm("abs"); // asm("no (
+__global__ void k(int* o) {
+    o[0] = renamed(-1);
+    asm volatile("" /* (nothing */ ::: "memory");
+    __asm__ ("");
+    o[0] += sizeof("asm(");
+}"""
     out = np.zeros(1, np.int32)
     run(text, "k", out)
     assert out[0] == 6
