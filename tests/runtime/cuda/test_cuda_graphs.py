@@ -329,6 +329,14 @@ def forward_and_backward(layer: Any, *inputs: Any) -> list[Any]:
     return [out.data, *(leaf.grad for leaf in leaves)]
 
 
+def check_close(found: list[Any], expected: list[Any], limit: float) -> None:
+    """Compare arrays; errors are relative to the largest element, for sums of atomics differ in their last digits."""
+    for got, wanted in zip(found, expected, strict=True):
+        exact = wanted.get().astype(np.float64)
+        scale = max(1.0, float(np.abs(exact).max()))
+        np.testing.assert_allclose(got.get().astype(np.float64), exact, rtol=0, atol=limit * scale)
+
+
 def layers_and_shapes(package: Any) -> dict[str, tuple[Any, list[tuple[int, ...]]]]:
     """Layers that can be captured forward and backward, with shapes of their floating-point inputs."""
     return {
@@ -374,13 +382,7 @@ def test_a_replay_is_what_a_call_on_new_values_is(cupy: Any, generated_package: 
             place[...] = new
         found = [array.copy() for array in graph.replay()]
         expected = forward_and_backward(layer, *fresh, *targets)
-        for got, wanted in zip(found, expected, strict=True):
-            # Sums of atomics differ in their last digits.
-            scale = max(1.0, float(cupy.abs(wanted.astype(np.float32)).max()))
-            limit = (1e-5 if dtype == float32 else 2**-7) * scale
-            np.testing.assert_allclose(
-                got.get().astype(np.float64), wanted.get().astype(np.float64), rtol=0, atol=limit
-            )
+        check_close(found, expected, 1e-5 if dtype == float32 else 2**-7)
 
 
 @pytest.mark.gpu
@@ -475,12 +477,7 @@ def test_a_replay_of_embeddings_takes_other_tokens(
     for ids in (random.integers(0, V, shape), alike, np.full(shape, V // 2), np.arange(512).reshape(shape) % V):
         tokens[...] = cupy.asarray(ids.astype(np.int32))
         found = [array.copy() for array in graph.replay()]
-        for got, wanted in zip(found, backward(), strict=True):
-            scale = max(1.0, float(cupy.abs(wanted.astype(np.float32)).max()))
-            limit = (1e-5 if dtype == float32 else 2**-6) * scale
-            np.testing.assert_allclose(
-                got.get().astype(np.float64), wanted.get().astype(np.float64), rtol=0, atol=limit
-            )
+        check_close(found, backward(), 1e-5 if dtype == float32 else 2**-6)
 
 
 @pytest.mark.gpu
