@@ -52,6 +52,7 @@ def verify_package(
     cases: Cases | None = None,
     variants: bool = True,
     earlier: Earlier = "ignored",
+    workers: int = _MAX_WORKERS,
 ) -> list[VerifyRow]:
     """Run every layer of a generated package, and the variants of its op, and compare them with their references.
 
@@ -74,6 +75,8 @@ def verify_package(
     earlier
         ``ignored``: run everything and keep nothing. ``taken``: do not run checks that passed in an earlier run of the
         same code on the same machine, and keep those that pass now. ``renewed``: run everything, and keep what passes.
+    workers
+        The most threads that run checks at once; no more than there are cores.
 
     Returns
     -------
@@ -103,14 +106,15 @@ def verify_package(
         subjects = (one for name in names for one in variant_subjects(loaded, name, xp))
         tasks += [_variant_task(one) for one in subjects if precisions is None or one.precision in precisions]
     if earlier == "ignored":
-        return _run([task.run for task in tasks], progress)
+        return _run([task.run for task in tasks], progress, workers)
     of = Footprints(loaded, place)
-    return _run([functools.partial(rows_of, task.run, task.footprint(of), earlier) for task in tasks], progress)
+    runs = [functools.partial(rows_of, task.run, task.footprint(of), earlier) for task in tasks]
+    return _run(runs, progress, workers)
 
 
-def _run(runs: Iterable[Run], progress: Callable[[VerifyRow], None] | None) -> list[VerifyRow]:
+def _run(runs: Iterable[Run], progress: Callable[[VerifyRow], None] | None, workers: int) -> list[VerifyRow]:
     rows: list[VerifyRow] = []
-    with poisoned_arrays(), ThreadPoolExecutor(min(_MAX_WORKERS, os.cpu_count() or 1)) as pool:
+    with poisoned_arrays(), ThreadPoolExecutor(min(workers, os.cpu_count() or 1)) as pool:
         futures = [pool.submit(run) for run in runs]
         try:
             _collect(futures, rows, progress)
