@@ -31,8 +31,8 @@ _POINTS = 4
 #: What rounding at random may add to the error of rounding to the nearest, in half spacings, with the margin of these.
 _STOCHASTIC = 1.5
 #: How often results are computed with what is stored rounded either way, and how much of their spread is allowed.
-_ROUNDINGS = 8
-_OTHER_WAY = 5.0
+_ROUNDINGS = 16
+_OTHER_WAY = 4.0
 
 _FLOAT64 = np.dtype(np.float64)
 _CHOICES: Mapping[str, Callable[[Iterable[int]], int]] = {"min": min, "max": max}
