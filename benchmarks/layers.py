@@ -25,16 +25,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.layer_cases import CASES, DTYPES, Case, Data, make_data
-from benchmarks.layer_programs import (
-    PROGRAMS,
-    Call,
-    Cpu,
-    Cuda,
-    Device,
-    OutOfMemoryError,
-    ceilings,
-    out_of_memory,
-)
+from benchmarks.layer_programs import PROGRAMS, Call, Cpu, Cuda, Device, OutOfMemoryError, ceilings, out_of_memory
 from benchmarks.outputs import Output
 
 LEGEND = (

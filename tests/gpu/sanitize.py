@@ -35,7 +35,7 @@ def run(layers: Sequence[str], largest: int) -> int:
         cases = cases_for(spec, references[spec.name])
         return [case for case in cases if sum(math.prod(case.shape(dims)) for dims in spec.inputs.values()) <= largest]
 
-    # One thread: under racecheck some layers stood still where several launched at once.
+    # One thread: with several, some layers stood still under racecheck.
     rows = verify_package("generated", "cuda", layers, cases=small, variants=False, workers=1)
     failed = [row for row in rows if not row.ok]
     for row in failed:
