@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -118,4 +119,18 @@ def test_threads_run_at_the_same_time(cupy):
         thread.join()
     assert failures == []
     for a in calls:
+        check_on_device(a)
+
+
+@pytest.mark.gpu
+def test_threads_that_have_called_nothing_of_cuda_attend(cupy):
+    sizes = 1, 65, 2, 64
+    a = call_arrays(*sizes, float16, new=Device)
+    # Each thread takes over the graphs of the one before, which is gone, and so prepares nothing.
+    for _ in range(4):
+        for array in (a.out, a.stats, a.dinp):
+            array.fill(0)
+        cupy.cuda.Device().synchronize()
+        with ThreadPoolExecutor(1) as fresh:
+            fresh.submit(run_both, a, *sizes).result()
         check_on_device(a)

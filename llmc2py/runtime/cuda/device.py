@@ -30,7 +30,6 @@ __all__ = [
 
 _INVALID_VALUE = 1
 _OUT_OF_RESOURCES = 701
-_INVALID_CONTEXT = 201
 #: What the driver answers to everything once a kernel has failed: from an illegal address to a failed launch.
 _EARLIER_FAILURES = range(700, 720)
 #: The handles of the legacy default stream, which cannot be captured and must not be asked whether it is.
@@ -109,9 +108,26 @@ def properties(device: int) -> DeviceProperties:
     return DeviceProperties(**values | {"name": name, "maxGridSize": tuple(values["maxGridSize"])})
 
 
+class _Thread(threading.local):
+    """What a thread has done with CUDA."""
+
+    has_context = False
+
+
+_thread = _Thread()
+
+
 def current_stream() -> int:
-    """Return the handle of the caller's current stream on the current device."""
-    handle: int = _cuda().cupy.cuda.get_current_stream().ptr
+    """Return the handle of the caller's current stream on the current device, and let the caller's thread launch.
+
+    A thread that has called nothing of the CUDA runtime yet has no context, and what is launched through the driver
+    fails there (kernels; cuBLASLt from the second such thread on): it is given that of its current device.
+    """
+    cuda = _cuda()
+    if not _thread.has_context:
+        cuda.runtime.setDevice(cuda.runtime.getDevice())
+        _thread.has_context = True
+    handle: int = cuda.cupy.cuda.get_current_stream().ptr
     return handle
 
 
@@ -275,31 +291,22 @@ class CudaKernel:
     def launch(self, grid: Dim3, block: Dim3, shared_bytes: int, stream: int, args: int) -> None:
         """Launch; ``args`` is the address of an array of pointers to the argument values.
 
-        The kernel's device is current, and ``stream`` is one of its streams. Raises LaunchError for a configuration
-        that the driver refuses, and RuntimeError for any other failure, such as that of an earlier kernel.
+        The kernel's device is current, and ``stream`` is one of its streams, had from `current_stream` in this thread.
+        Raises LaunchError for a configuration that the driver refuses, and RuntimeError for any other failure, such as
+        that of an earlier kernel.
         """
-        try:
-            self._launch(self._pointer, *grid, *block, shared_bytes, stream, args, 0)
-        except self._cuda.driver.CUDADriverError as error:
-            if error.status != _INVALID_CONTEXT:
-                raise self._failure(error, grid, block, shared_bytes) from error
-            # A thread that has called nothing of the CUDA runtime yet has no context; the runtime gives it one.
-            self._cuda.runtime.setDevice(self.device)
-            try:
-                self._launch(self._pointer, *grid, *block, shared_bytes, stream, args, 0)
-            except self._cuda.driver.CUDADriverError as second:
-                raise self._failure(second, grid, block, shared_bytes) from second
+        self.bind(grid, block, shared_bytes)(stream, args)
 
     def bind(self, grid: Dim3, block: Dim3, shared_bytes: int) -> Callable[[int, int], None]:
-        """Return a function of stream and arguments that launches with one configuration, for repeated calls."""
+        """Return `launch` with one configuration, a function of stream and arguments, for repeated calls."""
         bound = functools.partial(self._launch, self._pointer, *grid, *block, shared_bytes)
         failure = self._cuda.driver.CUDADriverError
 
         def launch(stream: int, args: int) -> None:
             try:
                 bound(stream, args, 0)
-            except failure:
-                self.launch(grid, block, shared_bytes, stream, args)
+            except failure as error:
+                raise self._failure(error, grid, block, shared_bytes) from error
 
         return launch
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -57,7 +58,7 @@ class FakeDriver:
 def fake(monkeypatch):
     """A CUDA of one device of compute capability 8.6, whose current stream is ``stream`` and may be capturing."""
     driver = FakeDriver()
-    state = SimpleNamespace(driver=driver, capturing=False, stream=0, loaded=[], allocated=[])
+    state = SimpleNamespace(driver=driver, capturing=False, stream=0, loaded=[], allocated=[], adopted=[])
     raw = {
         **{"name": b"Fake GPU", "major": 8, "minor": 6, "multiProcessorCount": 84, "maxThreadsPerMultiProcessor": 1536},
         **{"maxThreadsPerBlock": 1024, "warpSize": 32, "sharedMemPerBlock": 49152, "sharedMemPerBlockOptin": 101376},
@@ -78,6 +79,8 @@ def fake(monkeypatch):
         getDeviceProperties=lambda number: raw,
         streamIsCapturing=lambda stream: state.capturing,
         driverGetVersion=lambda: 13000,
+        getDevice=lambda: 1,
+        setDevice=state.adopted.append,
     )
     cupy = SimpleNamespace(
         cuda=SimpleNamespace(
@@ -133,6 +136,17 @@ def test_properties_are_those_of_cuda_by_their_names(fake):
     found = cuda.properties(0)
     assert (found.name, found.major, found.minor, found.multiProcessorCount) == ("Fake GPU", 8, 6, 84)
     assert found.maxGridSize == (2147483647, 65535, 65535)
+
+
+def test_a_thread_gets_the_context_of_its_device_once_before_it_launches(fake):
+    def two_launches():
+        return cuda.current_stream(), cuda.current_stream()
+
+    fake.stream = 7
+    for threads in (1, 2):
+        with ThreadPoolExecutor(1) as fresh:
+            assert fresh.submit(two_launches).result() == (7, 7)
+        assert fake.adopted == [1] * threads
 
 
 def test_eight_threads_make_one_compile(fake, compiled, make_request):

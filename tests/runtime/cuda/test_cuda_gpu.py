@@ -6,6 +6,7 @@ import ctypes
 import os
 import threading
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -128,6 +129,21 @@ def test_memory_is_set_and_copied_in_stream_order(cupy):
         cuda.memcpy(target.data.ptr, source.data.ptr, 64, stream.ptr)
         stream.synchronize()
     np.testing.assert_array_equal(target.get(), np.full(64, 7, np.uint8))
+
+
+def test_threads_that_have_called_nothing_of_cuda_launch(make_request, cupy):
+    kernel, out = cuda.kernel(make_request(FILL), 0), cupy.empty(100, dtype=np.float32)
+    arguments = Arguments(pointer(out), ctypes.c_int(100))
+
+    def launch():
+        kernel.launch((1, 1, 1), (128, 1, 1), 0, cuda.current_stream(), arguments.address)
+
+    for _ in range(3):
+        out.fill(0)
+        cupy.cuda.Device().synchronize()
+        with ThreadPoolExecutor(1) as fresh:
+            fresh.submit(launch).result()
+        np.testing.assert_array_equal(out.get(), np.full(100, 3.0, np.float32))
 
 
 def test_eight_threads_then_capture_in_a_graph(make_request, cupy):
