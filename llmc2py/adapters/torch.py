@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 
 from llmc2py.adapters.shapes import bind_sizes, shape_of
-from llmc2py.adapters.torch_checks import NO_SECOND_ORDER, NO_TRANSFORMS, device_of, is_transformed
+from llmc2py.adapters.torch_checks import NO_SECOND_ORDER, NO_TRANSFORMS, check_forms, device_of, is_transformed
 from llmc2py.adapters.torch_memory import NUMPY_DTYPES, TORCH_DTYPES, Borrowing
 from llmc2py.runtime import Context, Function, OpSpec
 from llmc2py.runtime.dtypes import PRECISIONS
@@ -30,7 +30,8 @@ Condition = Callable[[Mapping[str, Any]], bool]
 
 _DEVICES = ("cpu", "cuda")
 _SCHEMA_TYPES = {"int": "int", "bool": "bool", "float": "float", "str": "str"}
-_WIDTH = {torch.float64: 3, torch.float32: 2, torch.bfloat16: 1, torch.float16: 1}
+#: What autocast takes to another of them; it leaves float64 alone.
+_CAST = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Operator:
@@ -93,7 +94,7 @@ class Operator:
         mode and in transforms of ``torch.func``.
         """
         arrays = arguments[: len(self._arrays)]
-        device = device_of(self._callee, zip(self._arrays, arrays, strict=True), self.spec.optional).type
+        device = device_of(self._callee, zip(self._arrays, arrays, strict=True), self.spec.optional)
         if device in _DEVICES and torch.is_autocast_enabled(device):
             arguments = (*self._cast(arrays), *arguments[len(self._arrays) :])
         try:
@@ -102,9 +103,10 @@ class Operator:
             if is_transformed(error):
                 raise NotImplementedError(f"{self._callee}: {NO_TRANSFORMS}") from error
             raise
-        if isinstance(result, torch.Tensor):
+        count = len(self.spec.outputs)
+        if count + len(self.spec.saved) == 1:
             return result
-        return result[0] if len(self.spec.outputs) == 1 else tuple(result[: len(self.spec.outputs)])
+        return result[0] if count == 1 else tuple(result[index] for index in range(count))
 
     # --- registration
 
@@ -158,6 +160,7 @@ class Operator:
         given, options = self._split(arguments)
         lead, sizes = self._sizes(given, options)
         like, spec = self._anchor(given), self.spec
+        check_forms(self._callee, spec, given, options, lead, sizes, like.dtype)
         found = []
         for name, dims in spec.outputs.items():
             found.append(_fake(like, shape_of(dims, lead, sizes), spec.dtype_of.get(name)))
@@ -197,6 +200,8 @@ class Operator:
         return values[name]
 
     def _differentiate(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        if torch.is_grad_enabled() and self._hides_inputs(ctx):
+            self._refuse_second_order(ctx)
         incoming = [
             torch.zeros(shape, dtype=dtype, device=device) if grad is None else grad
             for grad, (shape, dtype, device) in zip(grads, ctx.output_forms, strict=False)
@@ -213,6 +218,17 @@ class Operator:
             for name in self._arrays
         ]
         return (*gradients, *(None for _ in self._options))
+
+    def _hides_inputs(self, ctx: Any) -> bool:
+        """Whether the gradient depends on an input that PyTorch does not see in what is saved.
+
+        Of such a gradient of a gradient PyTorch would make zeros, where for others the backward operator refuses.
+        """
+        own = [one for one in self.spec.saved if self._is_saved(one, ctx.options)]
+        if not own or any(name in self.spec.outputs for name in self._saves):
+            return False
+        wanted = {name for name, needed in zip(self._arrays, ctx.needs_input_grad, strict=False) if needed}
+        return not wanted <= set(self._saves)
 
     def _refuse_second_order(self, ctx: Any, *grads: Any) -> Any:
         raise NotImplementedError(f"{self._callee}: {NO_SECOND_ORDER}")
@@ -299,7 +315,7 @@ class Operator:
     # --- autocast
 
     def _cast(self, arrays: Sequence[Any]) -> list[Any]:
-        floating = [one for one in arrays if one is not None and one.dtype in _WIDTH]
+        floating = [one for one in arrays if one is not None and one.dtype in _CAST]
         if not floating:
             return list(arrays)
         if self.autocast == "lower":
@@ -308,7 +324,7 @@ class Operator:
             wanted = torch.float32
         else:
             wanted = functools.reduce(torch.promote_types, (one.dtype for one in floating))
-        return [one.to(wanted) if one is not None and one.dtype in _WIDTH else one for one in arrays]
+        return [one.to(wanted) if one is not None and one.dtype in _CAST else one for one in arrays]
 
 
 class Module(torch.nn.Module):  # type: ignore[misc]
@@ -317,7 +333,8 @@ class Module(torch.nn.Module):  # type: ignore[misc]
     def extra_repr(self) -> str:
         """Return shapes and options."""
         shown = [f"{name}={tuple(one.shape)}" for name, one in self.named_parameters(recurse=False)]
-        shown += [f"{name}={value!r}" for name, value in vars(self).items() if name[0] != "_" and name != "training"]
+        options = [(name, value) for name, value in vars(self).items() if name[0] != "_" and name != "training"]
+        shown += [f"{name}={value!r}" for name, value in options if not isinstance(value, torch.Tensor)]
         return ", ".join(shown)
 
 

@@ -15,6 +15,7 @@ from llmc2py.runtime.allocation import allocator
 from llmc2py.runtime.arrays import pointer_of
 from llmc2py.runtime.cuda.device import usable_cupy
 from llmc2py.runtime.interop import external_stream
+from llmc2py.runtime.random import seeds_from
 
 NUMPY_DTYPES: dict[Any, np.dtype[Any]] = {
     torch.float64: np.dtype(np.float64),
@@ -29,13 +30,15 @@ NUMPY_DTYPES: dict[Any, np.dtype[Any]] = {
     torch.int64: np.dtype(np.int64),
 }
 TORCH_DTYPES = {dtype: kind for kind, dtype in NUMPY_DTYPES.items()}
+#: NumPy knows no bfloat16 by itself.
+_TYPESTRS = {kind: "<i2" if kind == torch.bfloat16 else dtype.str for kind, dtype in NUMPY_DTYPES.items()}
 
 
 class Borrowing:
     """One call: tensors lent to it as arrays, and the arrays that it returns as tensors of their own.
 
-    A context in which kernels run on PyTorch's current stream of the device, and in which CuPy's arrays are made of
-    memory from PyTorch's allocator.
+    A context in which kernels run on PyTorch's current stream of the device, CuPy's arrays are made of memory from
+    PyTorch's allocator, and seeds come from PyTorch's generator of the CPU.
     """
 
     def __init__(self, device: Any) -> None:
@@ -44,12 +47,12 @@ class Borrowing:
         self._taken: set[int] = set()
         # Scratch is given back as soon as the call drops it, outputs are held by their arrays until `tensor`.
         self._owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self._scope: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        self._scope = contextlib.ExitStack()
 
     def __enter__(self) -> Borrowing:
+        self._scope.enter_context(seeds_from(_seed))
         if self._is_cuda:
-            self._scope = self._on_cuda()
-        self._scope.__enter__()
+            self._scope.enter_context(self._on_cuda())
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -115,6 +118,10 @@ class Borrowing:
         return cupy.ndarray(tuple(tensor.shape), NUMPY_DTYPES[tensor.dtype], _cuda_memory(tensor))
 
 
+def _seed() -> int:
+    return int(torch.randint(1 << 32, (), device="cpu"))
+
+
 def _cuda_memory(tensor: Any) -> Any:
     import cupy
 
@@ -122,12 +129,25 @@ def _cuda_memory(tensor: Any) -> Any:
     return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(tensor.data_ptr(), nbytes, tensor, tensor.device.index), 0)
 
 
+class _Lent:
+    """What NumPy makes an array of; it keeps the tensor. ``Tensor.numpy()`` would bar the tensor from being resized."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+        self.__array_interface__ = {
+            "data": (tensor.data_ptr(), False),
+            "shape": tuple(tensor.shape),
+            "typestr": _TYPESTRS[tensor.dtype],
+            "version": 3,
+        }
+
+
 def _numpy_array(tensor: Any) -> np.ndarray[Any, Any]:
-    if tensor.dtype == torch.bfloat16:
-        bits: np.ndarray[Any, Any] = tensor.view(torch.int16).numpy()
-        return bits.view(NUMPY_DTYPES[torch.bfloat16])
-    array: np.ndarray[Any, Any] = tensor.numpy()
-    return array
+    dtype = NUMPY_DTYPES[tensor.dtype]
+    if not tensor.numel():
+        return np.empty(tuple(tensor.shape), dtype)
+    array: np.ndarray[Any, Any] = np.asarray(_Lent(tensor))
+    return array if array.dtype == dtype else array.view(dtype)
 
 
 def _cpu_tensor(array: np.ndarray[Any, Any]) -> Any:

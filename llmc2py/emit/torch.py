@@ -56,7 +56,7 @@ def _layer(module: ModulePlan, op: OpPlan) -> dict[str, Any]:
         "details": prose(op.details, 112),
         "fast": prose(f"Fast sizes: {op.fast_sizes}. Source: {op.origin}.", 112),
         "docs": [line for one in (*taken, *op.outputs) for line in _doc(one)],
-        "signature": ", ".join([*(_typed(one) for one in arrays), *(_typed_option(one) for one in options)]),
+        "signature": _signature(arrays, options),
         "returns": "Tensor" if len(op.outputs) == 1 else f"tuple[{', '.join('Tensor' for _ in op.outputs)}]",
         "arguments": ", ".join(one.name for one in taken),
         "made": _made(op, options),
@@ -100,6 +100,14 @@ def _doc(one: ArraySpec | OptionSpec) -> list[str]:
     shape = ", ".join("..." if letter == "*" else letter for letter in one.shape)
     kind = f" integers below {one.below}" if one.below else f" {one.dtype}" if one.dtype else ""
     return prose(f"{one.name}: ({shape}){kind}{': ' + one.doc if one.doc else ''}", 112)
+
+
+def _signature(arrays: list[ArraySpec], options: list[OptionSpec]) -> str:
+    """Return the parameters of the function; what may be left out has a default where nothing required is behind it."""
+    required = [index for index, one in enumerate(arrays) if not one.optional]
+    open_end = len(arrays) if any(one.default is None for one in options) else required[-1] + 1
+    typed = [_typed(one) + " = None" * (index >= open_end) for index, one in enumerate(arrays)]
+    return ", ".join([*typed, *(_typed_option(one) for one in options)])
 
 
 def _typed(one: ArraySpec) -> str:

@@ -131,7 +131,7 @@ def _checked(
     place = common_place(callee, [*written.items(), *read.items()])
     if place is None or place.backend != "cuda":
         raise TypeError(
-            f"{callee}: cuDNN runs on CUDA alone, and these are NumPy arrays: move them with `cupy.asarray`, or "
+            f"{callee}: cuDNN runs on CUDA alone, and these arrays are on the CPU: move them to a CUDA device, or "
             f"{_OTHER_WAY}"
         )
     dtype = read["inp"].dtype

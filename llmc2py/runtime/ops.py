@@ -28,7 +28,7 @@ def take(op: str, name: str, array: Any, dtypes: Collection[np.dtype[Any]]) -> A
     place_of(array, name, op)
     if array.dtype not in dtypes:
         wanted = " or ".join(str(dtype) for dtype in dtypes)
-        raise TypeError(f"{op}: `{name}` is {array.dtype}; {wanted} is taken (convert with .astype)")
+        raise TypeError(f"{op}: `{name}` is {array.dtype}; {wanted} is taken (convert it)")
     return contiguous(array)
 
 
@@ -41,7 +41,7 @@ def take_like(op: str, name: str, array: Any, shape: tuple[int, ...], like_name:
     if place != like_place:
         raise TypeError(f"{op}: `{name}` is on {place}, `{like_name}` on {like_place}; move one of them")
     if array.dtype != like.dtype:
-        raise TypeError(f"{op}: `{name}` is {array.dtype}, `{like_name}` is {like.dtype}; convert one with .astype")
+        raise TypeError(f"{op}: `{name}` is {array.dtype}, `{like_name}` is {like.dtype}; convert one of them")
     if array.shape != shape:
         raise ValueError(
             f"{op}: `{name}` has shape {array.shape}; beside `{like_name}` of {like.shape} it needs {shape}"
@@ -60,7 +60,7 @@ def take_indices(op: str, name: str, array: Any, shape: tuple[int, ...], below: 
     if place != like_place:
         raise TypeError(f"{op}: `{name}` is on {place}, `{like_name}` on {like_place}; move one of them")
     if array.dtype.kind not in "iu":
-        raise TypeError(f"{op}: `{name}` is {array.dtype}; integers are taken (convert with .astype)")
+        raise TypeError(f"{op}: `{name}` is {array.dtype}; integers are taken (convert it)")
     if array.shape != shape:
         raise ValueError(f"{op}: `{name}` has shape {array.shape}; {shape} is needed")
     if array.size and not _backend_of(array).is_capturing():

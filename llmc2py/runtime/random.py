@@ -5,7 +5,9 @@ Everything comes from one generator, so that a program that sets it gets the sam
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -32,8 +34,28 @@ def set_state(state: Any) -> None:
         _generator.bit_generator.state = state
 
 
+class _Thread(threading.local):
+    draw: Callable[[], int] | None = None
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def seeds_from(draw: Callable[[], int]) -> Iterator[None]:
+    """Let this thread's seeds be what ``draw()`` gives, 32 bits each, while the context lasts."""
+    before = _thread.draw
+    _thread.draw = draw
+    try:
+        yield
+    finally:
+        _thread.draw = before
+
+
 def next_seed() -> int:
     """Return a seed for one call of a kernel: 32 bits."""
+    if _thread.draw is not None:
+        return _thread.draw()
     with _lock:
         return int(_generator.integers(0, 1 << 32))
 

@@ -202,6 +202,48 @@ def test_an_input_that_was_changed_is_seen(package: Any) -> None:
         y.sum().backward()
 
 
+def test_gradients_that_are_rounded_at_random_follow_the_seed_of_pytorch(package: Any, device: str) -> None:
+    encoder = package.Encoder(10, 16, 8, dtype=torch.bfloat16, device=device)
+    tokens, slope = torch.randint(0, 10, (16, 8), device=device), torch.randn(16, 8, 16, device=device).bfloat16()
+
+    def gradient(seed: int) -> Any:
+        torch.manual_seed(seed)
+        encoder.zero_grad()
+        encoder(tokens).backward(slope)
+        return encoder.wte.grad
+
+    first = gradient(0)
+    assert torch.equal(gradient(0), first)
+    assert not torch.equal(gradient(1), first)
+
+
+def test_what_was_called_with_can_be_resized(package: Any) -> None:
+    # As sharding of parameters (FSDP) and `out=` do it.
+    layer, x = package.Linear(8, 4), torch.randn(3, 8, requires_grad=True)
+    layer(x).sum().backward()
+    for tensor in (x.detach(), layer.weight.detach(), layer.bias.detach()):
+        storage = tensor.untyped_storage()
+        size = storage.size()
+        storage.resize_(0)
+        storage.resize_(size)
+
+
+def test_a_traced_module_is_a_graph_of_operators(package: Any) -> None:
+    model = torch.nn.Sequential(package.GeLU(), package.LayerNorm(8), torch.nn.Linear(8, 4))
+    traced = torch.fx.symbolic_trace(model)
+    x = torch.randn(3, 8)
+    assert torch.equal(traced(x), model(x))
+    assert "torch.ops.for_torch.gelu" in traced.code
+
+
+def test_a_module_shows_its_options_and_no_tensors(package: Any) -> None:
+    layer = package.Linear(8, 4)
+    prune = importlib.import_module("torch.nn.utils.prune")
+    prune.l1_unstructured(layer, "weight", amount=0.5)
+    assert repr(layer) == "Linear(bias=(4,), weight_orig=(4, 8))"
+    assert "NH=2" in repr(package.Attention(2))
+
+
 # --- derivatives that are not computed
 
 
@@ -213,6 +255,16 @@ def test_no_gradients_of_gradients(package: Any) -> None:
     a, b = torch.randn(5, requires_grad=True), torch.randn(5, requires_grad=True)
     with pytest.raises(NotImplementedError, match="GeLU: gradients of gradients"):
         torch.autograd.functional.hessian(lambda one, other: package.residual(one, package.gelu(other)).sum(), (a, b))
+
+
+@pytest.mark.parametrize("case", [one for one in CASES if one.op not in ("residual", "encoder")], ids=str)
+def test_gradients_of_constant_gradients_are_refused_too(case: Case, package: Any) -> None:
+    # PyTorch sees no way from a gradient to what only arrays of an operator's own depend on, and would give zeros.
+    tensors = case.tensors(torch.float32, "cpu")
+    wanted = [one for one in tensors if one is not None and one.requires_grad]
+    total = sum(one.sum() for one in as_tuple(getattr(package, case.op)(*tensors, *case.options)))
+    with pytest.raises(NotImplementedError, match="gradients of gradients are not computed"):
+        sum(one.square().sum() for one in torch.autograd.grad(total, wanted, create_graph=True)).backward()
 
 
 def dual_call(call: Any, x: Any) -> Any:
@@ -231,8 +283,9 @@ def dual_call(call: Any, x: Any) -> Any:
         lambda call, x: torch.autograd.functional.jacobian(call, x, vectorize=True, strategy="forward-mode"),
         dual_call,
         lambda call, x: dual_call(call, x.requires_grad_()),
+        lambda call, x: torch.func.jvp(torch.vmap(call), (x[None],), (x[None],)),
     ],
-    ids=["jvp", "jacfwd", "linearize", "nested", "functional", "dual", "dual and gradient"],
+    ids=["jvp", "jacfwd", "linearize", "nested", "functional", "dual", "dual and gradient", "vmap"],
 )
 def test_no_derivatives_in_forward_mode(package: Any, derive: Any) -> None:
     # PyTorch itself would give zeros.
@@ -304,9 +357,71 @@ def test_what_is_wrong_is_said(call: Any, error: type[Exception], message: str, 
         call(package)
 
 
+WRONG_FORMS = [
+    (lambda p: p.Linear(16, 4), (torch.empty(2, 17),), ValueError, r"Linear: `\w+` has shape"),
+    (
+        lambda p: p.linear,
+        (torch.empty(2, 8), torch.empty(4, 8), torch.empty(5)),
+        ValueError,
+        r"`bias` has shape \(5,\)",
+    ),
+    (lambda p: p.linear, (torch.empty(2, 8), torch.empty(4, 8).half(), None), TypeError, "`weight` is float16"),
+    (lambda p: p.LayerNorm(8), (torch.empty(2, 7),), ValueError, "LayerNorm: `weight` has shape"),
+    (lambda p: p.residual, (torch.empty(2, 7), torch.empty(3, 7)), ValueError, "Residual: `inp2` has shape"),
+    (lambda p: p.Encoder(4, 8, 8), (torch.empty(2, 3),), TypeError, "Encoder: `inp` is float32; integers"),
+    (lambda p: p.Attention(2), (torch.empty(2, 6, 47),), ValueError, "Attention"),
+    (
+        lambda p: p.crossentropy,
+        (torch.empty(2, 6), torch.zeros(3, dtype=torch.int64)),
+        ValueError,
+        "`targets` has shape",
+    ),
+    (lambda p: p.gelu, (torch.empty(3, dtype=torch.float64),), TypeError, "GeLU: `inp` is float64; float32 or"),
+    (lambda p: p.attention, (torch.empty(2, 6, 48), 2, "foo"), ValueError, "implementation"),
+]
+
+
+class Calling(torch.nn.Module):  # type: ignore[misc]
+    """A module that calls something."""
+
+    def __init__(self, call: Any) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, *arguments: Any) -> Any:
+        return self.call(*arguments)
+
+
+@pytest.mark.parametrize("mode", ["data", "meta", "export"])
+@pytest.mark.parametrize(("make", "arguments", "error", "message"), WRONG_FORMS, ids=lambda one: "")
+def test_wrong_forms_are_refused_with_and_without_data(
+    make: Any, arguments: tuple[Any, ...], error: type[Exception], message: str, mode: str, package: Any
+) -> None:
+    call = make(package)
+    if mode == "meta":
+        arguments = tuple(one.to("meta") if isinstance(one, torch.Tensor) else one for one in arguments)
+        call = call.to("meta") if isinstance(call, torch.nn.Module) else call
+    if mode != "export":
+        with pytest.raises(error, match=message):
+            call(*arguments)
+        return
+    with pytest.raises(Exception, match=message):
+        torch.export.export(Calling(call), arguments)
+
+
 @pytest.mark.parametrize("value", [None, [1.0], torch.zeros(3, dtype=torch.complex64), torch.arange(3)], ids=repr)
 def test_autocast_leaves_what_is_wrong_to_be_said(value: Any, package: Any) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         for function in (package.gelu, package.softmax, lambda x: package.linear(x, x, None)):
             with pytest.raises(TypeError, match=r"`inp` is|complex64 is no dtype"):
                 function(value)
+
+
+def test_autocast_leaves_float64_alone(package: Any) -> None:
+    # As it does in PyTorch: digits that were asked for are not thrown away.
+    x = torch.zeros(2, 8, dtype=torch.float64)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.nn.functional.linear(x, x).dtype == torch.float64
+        for function in (package.softmax, lambda one: package.linear(one, one, None)):
+            with pytest.raises(TypeError, match="is float64"):
+                function(x)
