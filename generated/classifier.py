@@ -18,6 +18,7 @@ from llmc2py.runtime.ops import (
     crossentropy_gradient,
     empty,
     fitted,
+    mend_losses,
     ones,
     require,
     rows,
@@ -81,6 +82,7 @@ class FusedClassifierFunction(Function):
             probs = empty((N, V), float32, logits)
             softmax_forward3(probs, as_float32(fitted(logits, (N, V))), N, V, 32)
             crossentropy_forward1(losses, probs, targets, N, 1, V, 128)
+            mend_losses(losses, logits, targets, V)
             if inplace:
                 shares = ones((N,), float32, logits)
                 scale(shares, share)
@@ -92,6 +94,8 @@ class FusedClassifierFunction(Function):
                 fused_classifier(given, losses, share, targets, N, 1, V, Vp, inplace)
                 if inplace:
                     clear(given, V)
+                else:
+                    mend_losses(losses, logits, targets, V)
             else:
                 W = ceil_div(Vp, vector) * vector
                 wide = fitted(logits, (N, W))
@@ -99,6 +103,8 @@ class FusedClassifierFunction(Function):
                 if inplace:
                     clear(wide, V)
                     assign(given, cropped(wide, (*lead, Vp)))
+                else:
+                    mend_losses(losses, logits, targets, V)
         if N > 0:
             loss = empty((), float32, logits)
             global_sum_deterministic(loss, losses, N)

@@ -14,6 +14,7 @@ from llmc2py.runtime.ops import (
     contiguous,
     crossentropy_gradient,
     empty,
+    mend_losses,
     rows,
     take,
     take_indices,
@@ -107,6 +108,7 @@ class CrossEntropyFunction(Function):
                 softmax_forward3(probs, as_float32(logits), N, V, 32)
             losses = empty(lead, float32, logits)
             crossentropy_forward1(losses, probs, targets, N, 1, V, 128)
+        mend_losses(losses, logits, targets, V)
         ctx.save(logits, targets, losses)
         return losses
 

@@ -13,9 +13,9 @@ from llmc2py.ir.plans import ArraySpec, OpPlan, OptionSpec, Recipe
 OPS = frozenset(
     {
         "accumulator", "as_float32", "as_type", "assign", "cast", "clear", "contiguous", "copy", "cropped",
-        "crossentropy_gradient", "device_of", "empty", "empty_like", "fitted", "length", "ones", "own", "part", "put",
-        "require", "rows", "scale", "softmax_gradient", "softmax_of", "take", "take_indices", "take_like", "writable",
-        "zeros", "zeros_like",
+        "crossentropy_gradient", "device_of", "empty", "empty_like", "fitted", "length", "mend_losses", "ones", "own",
+        "part", "put", "require", "rows", "scale", "softmax_gradient", "softmax_of", "take", "take_indices",
+        "take_like", "writable", "zeros", "zeros_like",
     }
 )  # fmt: skip
 #: Dtypes of ``llmc2py.runtime.dtypes`` that a recipe may name.

@@ -18,9 +18,9 @@ OP_NAMES = frozenset(
     {
         "accumulator", "as_float32", "as_type", "assign", "bfloat16", "boolean", "cast", "clear", "contiguous",
         "copy", "cropped", "crossentropy_gradient", "cudnn", "device_of", "dtype", "empty", "empty_like", "fitted",
-        "float16", "float32", "int32", "lead", "length", "next_seed", "ones", "own", "part", "put", "require", "rows",
-        "scale", "softmax_gradient", "softmax_of", "take", "take_indices", "take_like", "vector", "writable", "zeros",
-        "zeros_like",
+        "float16", "float32", "int32", "lead", "length", "mend_losses", "next_seed", "ones", "own", "part", "put",
+        "require", "rows", "scale", "softmax_gradient", "softmax_of", "take", "take_indices", "take_like", "vector",
+        "writable", "zeros", "zeros_like",
     }
 )  # fmt: skip
 #: Modules that a package may have beside those of sources and ops.

@@ -24,16 +24,15 @@ _PLAIN = frozenset(
 )  # fmt: skip
 _PLACED = frozenset({"empty", "zeros", "ones"})
 #: Functions that write to their first argument and return nothing.
-_STATEMENTS = frozenset({"assign", "clear", "put", "scale"})
+_STATEMENTS = frozenset({"assign", "clear", "mend_losses", "put", "scale"})
 #: Functions of modules of the runtime, as ``module.function``; they write to their arguments of these numbers.
 _MODULE_FUNCTIONS = {"cudnn.attention_forward": (0, 1), "cudnn.attention_backward": (0,)}
 #: How many arguments a recipe gives these; of `min` and `max` any number.
 _COUNTS = {
     "as_float32": 1, "as_type": 2, "assign": 2, "cast": 2, "ceil_div": 2, "clear": 2, "copy": 1, "cropped": 2,
-    "crossentropy_gradient": 6,
-    "cudnn.attention_backward": 9, "cudnn.attention_forward": 7, "empty": 2, "empty_like": 1, "fitted": 2,
-    "next_seed": 0, "ones": 2, "own": 1, "put": 3, "scale": 2, "softmax_gradient": 2, "softmax_of": 1, "writable": 1,
-    "zeros": 2, "zeros_like": 1,
+    "crossentropy_gradient": 6, "cudnn.attention_backward": 9, "cudnn.attention_forward": 7, "empty": 2,
+    "empty_like": 1, "fitted": 2, "mend_losses": 4, "next_seed": 0, "ones": 2, "own": 1, "put": 3, "scale": 2,
+    "softmax_gradient": 2, "softmax_of": 1, "writable": 1, "zeros": 2, "zeros_like": 1,
 }  # fmt: skip
 #: Which argument of these is a shape.
 _SHAPES = {"cropped": 1, "empty": 0, "fitted": 1, "ones": 0, "put": 2, "zeros": 0}

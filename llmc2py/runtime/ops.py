@@ -250,6 +250,16 @@ def crossentropy_gradient(logits: Any, losses: Any, targets: Any, dlosses: Any, 
     return dlogits
 
 
+def mend_losses(losses: Any, logits: Any, targets: Any, V: int) -> None:
+    """Compute those cross entropies (...) anew whose probability is too small for its type, from logits (..., P).
+
+    llm.c takes the logarithm of the probability, which is 0 from a difference of logits of about 103 on, and the loss
+    infinite. The first V logits of a row count.
+    """
+    N, P = rows("mend_losses", "logits", logits)
+    kernels.mend_losses(losses, logits, targets, N, V, P)
+
+
 def writable(array: Any) -> Any:
     """Return the array itself, or a copy of one that is read-only: for a launcher that need not write what it could."""
     return array if not isinstance(array, np.ndarray) or array.flags.writeable else array.copy()

@@ -89,23 +89,39 @@ SPREADS = {
 }
 
 
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("width", [1, 4, 24, 2050, 4096, 8200])
+def test_a_loss_beyond_the_smallest_probability_is_finite(bench, width, precision):
+    logits = np.zeros((2, width), np.float32)
+    logits[:, 0] = 110, -110
+    wanted = np.log(np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)).sum(axis=-1))
+    wanted += logits.max(axis=-1) - logits[:, -1]
+    given = bench.xp.asarray(logits.astype(PRECISIONS[precision]))
+    targets = bench.xp.full(2, width - 1, np.int32)
+    losses = bench.layers.CrossEntropy()(Tensor(given), targets)
+    np.testing.assert_allclose(bench.numpy(losses.data), wanted, rtol=1e-6, atol=1e-6)
+    loss = bench.layers.FusedClassifier(width)(Tensor(given), targets)
+    np.testing.assert_allclose(bench.numpy(loss.data), wanted.mean(), rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("spread", SPREADS)
 @pytest.mark.parametrize("inplace", [False, True])
-def test_logits_far_apart_and_far_from_zero(bench, inplace, spread):
-    logits, targets = bench.inputs("classifier", (4, 4104), "float32", V=4101).values()
+@pytest.mark.parametrize(("width", "size"), [(24, 17), (4104, 4101)])
+def test_logits_far_apart_and_far_from_zero(bench, width, size, inplace, spread):
+    logits, targets = bench.inputs("classifier", (4, width), "float32", V=size).values()
     targets = bench.xp.asarray(bench.numpy(targets) % 1024 // 3 * 3)
     logits = bench.xp.asarray(SPREADS[spread](bench.numpy(logits)).astype(np.float32))
-    values = bench.numpy(logits)[:, :4101].astype(np.float64)
+    values = bench.numpy(logits)[:, :size].astype(np.float64)
     top = values.max(axis=-1, keepdims=True)
     likelihoods = values - top - np.log(np.exp(values - top).sum(axis=-1, keepdims=True))
     rows, columns = np.arange(4), bench.numpy(targets)
     given = Tensor(logits)
-    loss = bench.layers.FusedClassifier(4101, inplace=inplace)(given, targets)
+    loss = bench.layers.FusedClassifier(size, inplace=inplace)(given, targets)
     loss.backward()
     np.testing.assert_allclose(bench.numpy(loss.data), -likelihoods[rows, columns].mean(), rtol=1e-6)
     wanted = np.exp(likelihoods)
     wanted[rows, columns] -= 1
-    np.testing.assert_allclose(bench.numpy(given.grad)[:, :4101], wanted / 4, atol=1e-6)
+    np.testing.assert_allclose(bench.numpy(given.grad)[:, :size], wanted / 4, atol=1e-6)
 
 
 def run_whole(bench, arrays, *gradient, **options):

@@ -137,6 +137,31 @@ def test_crossentropy_gradient(xp, precision, width, size, error):
     np.testing.assert_allclose(to_numpy(found).astype(np.float64), wanted, rtol=TOLERANCES[precision], atol=1e-6)
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("width", "size"), [(1, 1), (24, 17), (1030, 1029)])
+def test_losses_that_are_not_exact_are_computed_anew(xp, precision, width, size):
+    count = 67
+    logits, targets = random(xp, (count, width), precision), np.arange(count, dtype=np.int32) % size
+    values = to_numpy(logits).astype(np.float64)[:, :size]
+    top = values.max(axis=-1)
+    wanted = np.log(np.exp(values - top[:, None]).sum(axis=-1)) + top - values[np.arange(count), targets]
+    losses = np.full(count, 1.5, np.float32)
+    mended = np.array([0, 1, 31, 32, 63, 64, 66])
+    losses[mended] = [np.inf, 64, 1e3, np.nan, 103.5, np.inf, np.inf]
+    found = xp.asarray(losses)
+    ops.mend_losses(found, logits, xp.asarray(targets), size)
+    losses[mended] = wanted[mended]
+    np.testing.assert_allclose(to_numpy(found), losses, rtol=1e-6, atol=1e-6)
+
+
+def test_losses_of_logits_without_a_finite_one_are_as_infinite_as_they_are(xp):
+    logits = np.array([[0, -np.inf], [np.inf, 0], [np.nan, 0], [-np.inf, -np.inf]], np.float32)
+    losses = xp.full(4, np.inf, np.float32)
+    ops.mend_losses(losses, xp.asarray(logits), xp.asarray(np.array([1, 1, 1, 0], np.int32)), 2)
+    assert to_numpy(losses)[0] == np.inf
+    assert np.isnan(to_numpy(losses)[1:]).all()
+
+
 def test_one_incoming_gradient_serves_all_rows(xp):
     logits, targets = random(xp, (3, 8), "float32"), xp.arange(3, dtype=np.int32)
     losses = xp.asarray(-np.log(softmax(logits)[np.arange(3), np.arange(3)]).astype(np.float32))

@@ -12,7 +12,7 @@ from llmc2py.runtime.params import Param, TemplateParam
 from llmc2py.runtime.plan import Plan, Pointer
 from llmc2py.runtime.source import KernelSource
 
-__all__ = ["convert", "crossentropy_gradient", "scale_by", "softmax", "softmax_gradient"]
+__all__ = ["convert", "crossentropy_gradient", "mend_losses", "scale_by", "softmax", "softmax_gradient"]
 
 SOURCE = KernelSource.beside(__file__, "kernels.cu")
 
@@ -43,6 +43,14 @@ _CROSSENTROPY_GRADIENT = [
     Param("V", "int"),
     Param("P", "int"),
 ]
+_MENDED = [
+    Param("losses", "float*", intent="inout"),
+    Param("logits", "const floatX*", intent="in"),
+    Param("targets", "const int*", intent="in"),
+    Param("N", "int"),
+    Param("V", "int"),
+    Param("P", "int"),
+]
 _ROWS = Param("N", "int")
 _WHOLE = [TemplateParam("Whole", "bool")]
 
@@ -52,6 +60,7 @@ softmax_kernel = Kernel(SOURCE, "softmax_kernel", _SOFTMAX, template=_WHOLE, wid
 softmax_gradient_kernel = Kernel(
     SOURCE, "softmax_gradient_kernel", _SOFTMAX_GRADIENT, template=_WHOLE, wide_indices=True
 )
+mend_losses_kernel = Kernel(SOURCE, "mend_losses_kernel", _MENDED, wide_indices=True)
 crossentropy_gradient_kernel = Kernel(
     SOURCE, "crossentropy_gradient_kernel", _CROSSENTROPY_GRADIENT, template=_WHOLE, wide_indices=True
 )
@@ -112,6 +121,19 @@ def softmax_gradient(plan: Plan, dinp: Pointer, out: Pointer, dout: Pointer, N: 
     """Write the gradient of what a softmax of `N` rows gave `out` for."""
     whole = _check_rows(plan, N * C, "N * C", C, dinp, out, dout)
     plan.launch(softmax_gradient_kernel, N, _threads(plan, C), 0, dinp, out, dout, C, template=(whole,))
+
+
+@launcher(_MENDED)
+def mend_losses(plan: Plan, losses: Pointer, logits: Pointer, targets: Pointer, N: int, V: int, P: int) -> None:
+    """Compute those of `N` cross entropies anew, from rows of `P` logits of which `V` count, that are not exact enough.
+
+    They are logarithms of probabilities near the smallest of their type, or of 0.
+    """
+    plan.require(0 < V <= P, "0 < V <= P", V=V, P=P)
+    plan.check_extent(logits, N * P, "N * P")
+    for array in (losses, targets):
+        plan.check_extent(array, N, "N")
+    plan.launch(mend_losses_kernel, ceil_div(N, _BLOCK), _BLOCK, 0, losses, logits, targets, N, V, P)
 
 
 @launcher([*_CROSSENTROPY_GRADIENT[:5], Param("share", "float"), _ROWS, *_CROSSENTROPY_GRADIENT[7:]])

@@ -252,10 +252,31 @@ __global__ void __launch_bounds__(MOST_THREADS) softmax_gradient_kernel(floatX* 
 }
 #endif
 
-#if defined(SLICE_crossentropy_gradient_kernel)
-// A loss from here on, or one that is no number, is not exact enough to tell the sum of its row.
+// A loss from here on, or one that is no number, is not exact enough, as the logarithm of a number near the smallest of its
+// type.
 #define LARGEST_LOSS 64.0f
 
+#if defined(SLICE_mend_losses_kernel)
+// Computes losses that are not exact enough anew, from rows of V of P logits: log(sum(exp(logit - largest))) - (logit of the
+// target - largest). Each thread looks at one loss; the threads of a warp share a row that is summed up.
+__global__ void mend_losses_kernel(float* losses, const floatX* logits, const int* targets, int N, int V, int P) {
+    const long long mine = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    const int lane = threadIdx.x % 32;
+    unsigned int inexact = __ballot_sync(~0u, mine < N && !(losses[mine] < LARGEST_LOSS));
+    for (; inexact != 0; inexact &= inexact - 1) {
+        const int whose = __ffs(inexact) - 1;
+        const floatX* const row = logits + (mine - lane + whose) * P;
+        float top = Max::neutral(), total = 0.0f;
+        for (int c = lane; c < V; c += 32) top = fmaxf(top, (float)row[c]);
+        top = reduce_warp<Max>(top);
+        for (int c = lane; c < V; c += 32) total += expf((float)row[c] - top);
+        total = reduce_warp<Sum>(total);
+        if (lane == whose) losses[mine] = logf(total) - ((float)row[targets[mine]] - top);
+    }
+}
+#endif
+
+#if defined(SLICE_crossentropy_gradient_kernel)
 // The largest of V elements, and the logarithm of the sum of exp(element - largest). By a whole block.
 __device__ inline float2 sums_of_row(const floatX* row, int V) {
     float top = Max::neutral(), total = 0.0f;

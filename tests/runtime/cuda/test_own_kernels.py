@@ -16,6 +16,7 @@ EXPRESSIONS = {
     "scale_kernel": "scale_kernel",
     "softmax_kernel": "softmax_kernel<true>",
     "softmax_gradient_kernel": "softmax_gradient_kernel<false>",
+    "mend_losses_kernel": "mend_losses_kernel",
     "crossentropy_gradient_kernel": "crossentropy_gradient_kernel<true>",
 }
 
