@@ -52,6 +52,11 @@ class Case:
         """The product of the leading axes."""
         return int(np.prod(self.lead, dtype=np.int64))
 
+    @property
+    def elements(self) -> int:
+        """About how many elements the largest array has."""
+        return self.rows * max(self.sizes.values(), default=1)
+
     def label(self, spec: OpSpec) -> str:
         """Return the shape of the op's first input, and the options, as text."""
         options = ", ".join(f"{name}={value}" for name, value in self.options.items())

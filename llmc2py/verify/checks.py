@@ -17,6 +17,7 @@ from llmc2py.runtime.dtypes import PRECISIONS
 from llmc2py.runtime.errors import ToolMissingError
 from llmc2py.runtime.layer import Layer, OpSpec, Parameter
 from llmc2py.runtime.references import Reference
+from llmc2py.verify.bounds import Watch, placed
 from llmc2py.verify.cases import Arrays, Case, dtype_of, gradient_values, input_values, parameter_values
 from llmc2py.verify.layouts import LAYOUTS, PARAMETER_LAYOUTS, Snapshot, as_numpy
 from llmc2py.verify.oracles import Expected, bound, expected_gradients, expected_outputs
@@ -67,7 +68,7 @@ class Subject:
         """Return values as arrays on the backend: of the precision, or of their own dtype."""
         dtypes = {name: dtype_of(self.spec, name, self.dtype) for name in values}
         return {
-            name: self.xp.asarray(array if array.dtype.kind == "i" else array.astype(dtypes[name]))
+            name: placed(self.xp, array if array.dtype.kind == "i" else array.astype(dtypes[name]))
             for name, array in values.items()
         }
 
@@ -105,8 +106,8 @@ class Run:
 class CaseCheck:
     """The checks of one case. Every method is one row of the table."""
 
-    def __init__(self, subject: Subject, case: Case, layer: Layer) -> None:
-        self.case, self.layer = case, layer
+    def __init__(self, subject: Subject, case: Case, layer: Layer, watch: Watch) -> None:
+        self.case, self.layer, self.watch = case, layer, watch
         self.subject = subject = dataclasses.replace(subject, reference=bound(subject.reference, subject.spec, case))
         spec, dtype = subject.spec, subject.dtype
         layer.zero_grad()
@@ -125,27 +126,40 @@ class CaseCheck:
             setattr(self.layer, name, Parameter(array))
 
     def rows(self) -> Iterator[VerifyRow]:
-        """Run the checks. A check that raises is a failed row; the others still run."""
-        yield self._row("forward", self.forward)
+        """Run the checks. A check that raises is a failed row; the others still run.
+
+        But for one that shows an access out of bounds: those that follow could do so where nothing is guarded.
+        """
+        for check, run in self._checks():
+            yield self._row(check, run)
+            if self.watch.found:
+                return
+
+    def _checks(self) -> Iterator[tuple[str, Callable[[], Verdict]]]:
+        yield "forward", self.forward
         if self.subject.reference.backward is None:
             return
-        yield self._row("backward", self.backward)
+        yield "backward", self.backward
         if any(self.case.options.get(name) for name in _WRITING_OPTIONS):
             return
-        yield self._row("arrays unchanged", self.unchanged)
-        yield self._row("accumulation", self.accumulation)
+        yield "arrays unchanged", self.unchanged
+        yield "accumulation", self.accumulation
         if self.case.layouts:
             for kind in LAYOUTS:
-                yield self._row(f"{kind} arrays", functools.partial(self.layout, kind))
+                yield f"{kind} arrays", functools.partial(self.layout, kind)
             if self._follow_ups():
-                yield self._row("used twice", self.used_twice)
+                yield "used twice", self.used_twice
             if len(self.subject.spec.outputs) > 1:
                 for name in self.subject.spec.outputs:
-                    yield self._row(f"backward of {name} alone", functools.partial(self.backward_of_one, name))
+                    yield f"backward of {name} alone", functools.partial(self.backward_of_one, name)
 
     def _row(self, check: str, run: Callable[[], Verdict]) -> VerifyRow:
+        elements = self.case.elements
         try:
-            ok, error, allowed, detail = run()
+            ok, error, allowed, detail = self.watch.call(run, elements)
+            if not ok and np.isinf(error):
+                # It may come from what lies beside an array, or is not there yet.
+                detail = "; ".join([detail, *self.watch.findings(run, elements)])
         except ToolMissingError:
             raise
         except Exception as fault:
@@ -344,8 +358,13 @@ def _repeated(array: NDArray[Any]) -> NDArray[Any]:
 def check_layer(subject: Subject, cases: Sequence[Case]) -> Iterator[VerifyRow]:
     """Run every case; cases with the same letters share one layer, so that shapes change between its calls."""
     layers: dict[tuple[tuple[str, Any], ...], Layer] = {}
+    watch = Watch(subject.xp)
     for case in cases:
         key = (*case.sizes.items(), *case.options.items())
         if key not in layers:
             layers[key] = subject.new_layer(case)
-        yield from CaseCheck(subject, case, layers[key]).rows()
+        with watch.arrays():
+            rows = list(CaseCheck(subject, case, layers[key], watch).rows())
+        yield from rows
+        if watch.found:
+            return

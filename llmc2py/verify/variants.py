@@ -7,6 +7,7 @@ sizes is checked on the layers.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from llmc2py.runtime.launcher import Launcher
 from llmc2py.runtime.layer import OpSpec
 from llmc2py.runtime.params import Param
 from llmc2py.runtime.references import Check, Reference, Variant
+from llmc2py.verify.bounds import Watch, placed
 from llmc2py.verify.cases import (
     Arrays,
     Case,
@@ -123,6 +125,7 @@ def check_variant(subject: VariantSubject) -> list[VerifyRow]:
     rows: list[VerifyRow] = []
     refused, shape = "", ""
     expectations: dict[str, _Expectation] = {}
+    watch = Watch(subject.xp)
     takes_block_size = any("block_size" in argument for argument in subject.variant.arguments)
     for block_size in (subject.variant.blocks or BLOCK_SIZES) if takes_block_size else (0,):
         case = subject.case(block_size)
@@ -130,7 +133,9 @@ def check_variant(subject: VariantSubject) -> list[VerifyRow]:
         try:
             expected = expectations[shape] if shape in expectations else _Expectation(subject, case)
             expectations[shape] = expected
-            outcomes = expected.outcomes(_run(subject, case, expected, block_size))
+            with watch.arrays():
+                run = functools.partial(_run, subject, case, expected, block_size)
+                outcomes = expected.outcomes(watch.call(run, case.elements))
             rows += [subject.row(shape, f"{check}, {name}", outcome) for name, outcome in outcomes]
         except (ToolMissingError, CompileError):
             raise
@@ -240,7 +245,7 @@ def _run(subject: VariantSubject, case: Case, expected: _Expectation, block_size
             continue
         dtype = param.dtype(subject.precision, types)
         assert dtype is not None
-        array = subject.xp.asarray(_values(subject, expected, param, argument, case).astype(dtype))
+        array = placed(subject.xp, _values(subject, expected, param, argument, case).astype(dtype))
         given.append(array)
         if param.is_written:
             written[argument] = array

@@ -11,6 +11,7 @@ import numpy as np
 
 from llmc2py.runtime.arrays import numpy_pointer
 from llmc2py.runtime.backends import CompiledKernel, DeviceProperties
+from llmc2py.runtime.guarded import active_guard
 from llmc2py.runtime.host.checker import Report, checking, is_checking, register_buffers
 from llmc2py.runtime.host.faults import CheckError, DivergentBarrierError, KernelAssertionError, KernelError
 from llmc2py.runtime.host.kernel import PROPERTIES, HostKernel
@@ -87,5 +88,8 @@ def memcpy(target: int, source: int, nbytes: int, stream: int) -> None:
 def empty(shape: tuple[int, ...], dtype: Any) -> Any:
     """Return a new contiguous NumPy array whose data is aligned to 256 bytes."""
     element = np.dtype(dtype)
+    guard = active_guard()
+    if guard is not None:
+        return guard.empty(shape, element)
     storage = np.empty(math.prod(shape) * element.itemsize + _ALIGNMENT, np.uint8)
     return np.ndarray(shape, element, storage, -numpy_pointer(storage) % _ALIGNMENT)
