@@ -6,9 +6,10 @@ import ctypes
 import functools
 import os
 import pathlib
+import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from llmc2py.runtime.errors import CompileError, ToolMissingError
@@ -32,6 +33,17 @@ _RUNTIME = (*_KERNEL, "-ftls-model=initial-exec", "-fno-tree-vectorize", "-fno-t
 _REFERENCE = ("-std=c99", "-O2", *_COMMON)
 
 _ERRORS_SHOWN = 6
+# What GCC and clang say of a name that nothing declares, and of a header that is not there.
+_UNDECLARED = re.compile(
+    r"error: (?:'(?P<gcc>\w+)' (?:was not declared in this scope|has not been declared|does not name a type)"
+    r"|'(?P<member>\w+)' (?:is not a member of|in namespace) '(?P<space>[\w:]+)'"
+    r"|there are no arguments to '(?P<dependent>\w+)'"
+    r"|(?:use of undeclared identifier|unknown type name) '(?P<clang>\w+)'"
+    r"|no (?:member|template|type) named '(?P<named>\w+)' in namespace '(?P<of>[\w:]+)')"
+    r"|fatal error: '?(?P<header>[\w./]+)'?(?:: No such file| file not found)"
+)
+# Names with two underscores are the implementation's; what lies in these headers and namespaces is CUDA's.
+_OF_CUDA = ("__", "<cu", "<cooperative_groups", "<mma", "cub::", "cooperative_groups::")
 
 
 @dataclass(frozen=True)
@@ -99,13 +111,37 @@ def _errors_of(output: str) -> str:
     return "\n".join(list(dict.fromkeys(lines or output.splitlines()))[:_ERRORS_SHOWN])
 
 
-def _compile(compiler: Compiler, options: Sequence[str], folder: pathlib.Path, what: str) -> None:
+def _missing(errors: str) -> str:
+    """Return a line on the names that errors say are not there; "" where they say so of none."""
+    found: list[str] = []
+    for one in _UNDECLARED.finditer(errors):
+        space, name = one["space"] or one["of"], one["member"] or one["named"]
+        plain = one["gcc"] or one["dependent"] or one["clang"]
+        found.append(f"<{one['header']}>" if one["header"] else plain or f"{space}::{name}")
+    names = ", ".join(dict.fromkeys(found))
+    if not names:
+        return ""
+    doubt = "" if all(name.startswith(_OF_CUDA) for name in found) else ", or nowhere declared"
+    return (
+        f"\nnot in the CPU backend{doubt}: {names}; the kernel may run on CUDA, and on the CPU with C++ in their place "
+        "between #ifdef LLMC2PY_CPU and #else"
+    )
+
+
+def _compile(
+    compiler: Compiler,
+    options: Sequence[str],
+    folder: pathlib.Path,
+    what: str,
+    explained: Callable[[str], str] | None = None,
+) -> None:
     command = [*compiler.command, *compiler.options, *options]
     done = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"}
     )
     if done.returncode != 0:
-        raise CompileError(f"{what} does not compile with {compiler.version}:\n{_errors_of(done.stderr)}")
+        more = explained(done.stderr) if explained else ""
+        raise CompileError(f"{what} does not compile with {compiler.version}:\n{_errors_of(done.stderr)}{more}")
 
 
 @functools.cache
@@ -185,7 +221,7 @@ def build_kernel(request: KernelRequest, *, checked: bool = False) -> pathlib.Pa
         (folder / "kernel.cpp").write_text(unit, encoding="utf-8")
         what = f"kernel {request.name} ({request.precision})"
         compiling = [*options, f"-I{INCLUDE}", "-include", str(prelude), "-c", "kernel.cpp", "-o", "kernel.o"]
-        _compile(compiler, compiling, folder, what)
+        _compile(compiler, compiling, folder, what, _missing)
         # Linked apart: with -fsanitize=thread the linker would bring in the sanitizer's own runtime.
         _compile(compiler, ["-shared", "kernel.o", str(runtime), "-o", str(output)], folder, what)
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from llmc2py.runtime.dtypes import PRECISION_MACROS
 from llmc2py.runtime.source import KernelRequest
 
-# extern __shared__ __align__(16) TYPE NAME[];
-_DYNAMIC_SHARED = re.compile(
-    r"extern\s+__shared__\s+(?:(?:__align__|alignas)\s*\(\s*\d+\s*\)\s*)?(?P<type>[^;{}\[\]]*?[\s*&>])(?P<name>\w+)\s*\[\s*\]\s*;"
+# The end of `extern __shared__ __align__(16) TYPE NAME[];`, whose words come in any order.
+_UNSIZED_ARRAY = re.compile(r"\b(?P<name>\w+)\s*\[\s*\]\s*;")
+# What a declaration may stand behind: of a macro, the names that it defines alone.
+_STATEMENT_START = re.compile(
+    r"[;{}]|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*(?<!\\)\n|^[ \t]*#[ \t]*define[ \t]+\w+(?:\([^()\n]*\))?", re.MULTILINE
 )
-_STATIC_SHARED = re.compile(r"\bstatic\s+(?=__shared__\b)")
+_NO_PART_OF_TYPE = re.compile(
+    r"\b(?:extern|static|inline|__shared__)\b|\b(?:__align__|alignas)\s*\([^()]*(?:\([^()]*\)[^()]*)*\)|\[\[.*?\]\]|\\\n"
+)
+_STATIC_SHARED = re.compile(r"\bstatic\s+(?=__shared__\b)|(?<=\b__shared__)\s+static\b")
 # C++ wants an attribute before the storage class that __shared__ stands for.
 _ALIGNED_SHARED = re.compile(r"\b__shared__(\s+)(alignas\s*\([^()]*(?:\([^()]*\)[^()]*)*\))")
 _NOINLINE = re.compile(r"(?<![\w(])__noinline__\b")
@@ -25,9 +31,34 @@ _NO_INSTRUCTION = re.compile(r"\s*\"\"\s*[:)]")
 _LINE_END = re.compile(r"\\?\n")
 
 
+@dataclass(frozen=True)
+class _DynamicShared:
+    """The declaration of a dynamic shared array, and where it stands in the text."""
+
+    name: str
+    type: str
+    start: int
+    end: int
+
+
+def _dynamic_shared(text: str) -> list[_DynamicShared]:
+    if "__shared__" not in text:
+        return []
+    code = _COMMENT_OR_STRING.sub(_masked, text)
+    found = []
+    for array in _UNSIZED_ARRAY.finditer(code):
+        starts = (one.end() for one in _STATEMENT_START.finditer(code, 0, array.start()))
+        head = code[max(starts, default=0) : array.start()].lstrip(" \t\n\\")
+        if {"extern", "__shared__"} <= set(re.findall(r"\w+", head)):
+            start = array.start() - len(head)
+            element = " ".join(_NO_PART_OF_TYPE.sub(" ", head).split())
+            found.append(_DynamicShared(array["name"], element, start, array.end()))
+    return found
+
+
 def dynamic_shared_names(text: str) -> list[str]:
     """Return the names of the dynamic shared arrays that a slice's text declares."""
-    return sorted({match["name"] for match in _DYNAMIC_SHARED.finditer(text)})
+    return sorted({one.name for one in _dynamic_shared(text)})
 
 
 def _is_in_braces(text: str) -> bool:
@@ -72,16 +103,23 @@ def _refuse_ptx(text: str) -> str:
     return "".join(parts) + text[done:]
 
 
+def _declared(array: _DynamicShared, text: str) -> str:
+    """Return what stands for the declaration of a dynamic shared array of a text."""
+    if not _is_in_braces(text[: array.start]):
+        return f"static const llmc2py::DynamicShared<{array.type}> {array.name};"
+    return f"auto *{array.name} = static_cast<std::add_pointer_t<{array.type}>>(llmc2py_dynamic_shared);"
+
+
 def host_text(text: str) -> str:
     """Return CUDA text as the C++ that ``cuda_host.h`` makes compile; the number of lines stays."""
-
-    def declare(match: re.Match[str]) -> str:
-        element, name = match["type"].strip(), match["name"]
-        if not _is_in_braces(text[: match.start()]):
-            return f"static const llmc2py::DynamicShared<{element}> {name};"
-        return f"auto *{name} = static_cast<std::add_pointer_t<{element}>>(llmc2py_dynamic_shared);"
-
-    rewritten = _DYNAMIC_SHARED.sub(declare, _refuse_ptx(text))
+    text = _refuse_ptx(text)
+    parts: list[str] = []
+    done = 0
+    for one in _dynamic_shared(text):
+        lines = "".join(_LINE_END.findall(text[one.start : one.end]))
+        parts += [text[done : one.start], _declared(one, text), lines]
+        done = one.end
+    rewritten = "".join(parts) + text[done:]
     rewritten = _STATIC_SHARED.sub("", rewritten)
     rewritten = _ALIGNED_SHARED.sub(r"\2\1__shared__", rewritten)
     return _NOINLINE.sub("__attribute__((noinline))", rewritten)

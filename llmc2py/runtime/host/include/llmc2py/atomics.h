@@ -84,11 +84,16 @@ LLMC2PY_ATOMIC(atomicInc, old >= value ? 0 : old + 1)
 LLMC2PY_ATOMIC(atomicDec, (old == 0 || old > value) ? value : old - 1)
 #undef LLMC2PY_ATOMIC
 
-template <class T>
-inline T atomicCAS(T *address, llmc2py::same<T> compare, llmc2py::same<T> value)
-{
-    return llmc2py::atomic_update(address, [compare, value](T old) { return old == compare ? value : old; });
-}
+#define LLMC2PY_ATOMIC_CAS(NAME)                                                                            \
+    template <class T>                                                                                      \
+    inline T NAME(T *address, llmc2py::same<T> compare, llmc2py::same<T> value)                             \
+    {                                                                                                       \
+        return llmc2py::atomic_update(address, [compare, value](T old) { return old == compare ? value : old; }); \
+    }
+LLMC2PY_ATOMIC_CAS(atomicCAS)
+LLMC2PY_ATOMIC_CAS(atomicCAS_block)
+LLMC2PY_ATOMIC_CAS(atomicCAS_system)
+#undef LLMC2PY_ATOMIC_CAS
 
 // Vectors of float are atomic by element, as on the device.
 inline float2 atomicAdd(float2 *address, float2 value)

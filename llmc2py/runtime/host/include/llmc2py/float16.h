@@ -251,3 +251,48 @@ template <class T>
 inline llmc2py_float16<T> hrcp(T v) { return T(1.0f / float(v)); }
 template <class T>
 inline llmc2py_float16<T> htanh(T v) { return T(std::tanh(float(v))); }
+template <class T>
+inline llmc2py_float16<T> hexp10(T v) { return T(std::pow(10.0f, float(v))); }
+template <class T>
+inline llmc2py_float16<T> hrint(T v) { return T(std::nearbyint(float(v))); }
+
+template <class T>
+using llmc2py_float16_pair = std::enable_if_t<
+    std::is_same<T, __half2>::value || std::is_same<T, __nv_bfloat162>::value, T>;
+#define LLMC2PY_PAIR(NAME, ONE)                                             \
+    template <class T>                                                      \
+    inline llmc2py_float16_pair<T> NAME(T v) { return T(ONE(v.x), ONE(v.y)); }
+LLMC2PY_PAIR(__habs2, __habs)
+LLMC2PY_PAIR(h2exp, hexp)
+LLMC2PY_PAIR(h2exp2, hexp2)
+LLMC2PY_PAIR(h2exp10, hexp10)
+LLMC2PY_PAIR(h2log, hlog)
+LLMC2PY_PAIR(h2log2, hlog2)
+LLMC2PY_PAIR(h2log10, hlog10)
+LLMC2PY_PAIR(h2sqrt, hsqrt)
+LLMC2PY_PAIR(h2rsqrt, hrsqrt)
+LLMC2PY_PAIR(h2rcp, hrcp)
+LLMC2PY_PAIR(h2sin, hsin)
+LLMC2PY_PAIR(h2cos, hcos)
+LLMC2PY_PAIR(h2tanh, htanh)
+LLMC2PY_PAIR(h2floor, hfloor)
+LLMC2PY_PAIR(h2ceil, hceil)
+LLMC2PY_PAIR(h2trunc, htrunc)
+LLMC2PY_PAIR(h2rint, hrint)
+#undef LLMC2PY_PAIR
+// Each element is 1 or 0; with a b before the comparison, whether it holds for both.
+#define LLMC2PY_PAIR(NAME)                                                                              \
+    template <class T>                                                                                  \
+    inline llmc2py_float16_pair<T> __h##NAME##2(T a, T b)                                               \
+    {                                                                                                   \
+        return T(__h##NAME(a.x, b.x) ? 1.0f : 0.0f, __h##NAME(a.y, b.y) ? 1.0f : 0.0f);                 \
+    }                                                                                                   \
+    template <class T, class = llmc2py_float16_pair<T>>                                                 \
+    inline bool __hb##NAME##2(T a, T b) { return __h##NAME(a.x, b.x) && __h##NAME(a.y, b.y); }
+LLMC2PY_PAIR(eq)
+LLMC2PY_PAIR(ne)
+LLMC2PY_PAIR(le)
+LLMC2PY_PAIR(ge)
+LLMC2PY_PAIR(lt)
+LLMC2PY_PAIR(gt)
+#undef LLMC2PY_PAIR

@@ -160,6 +160,80 @@ inline thread_block_tile<Size, thread_block_tile<Outer, Parent>> tiled_partition
     return {};
 }
 
+// A block, the grid, or lanes of a warp: what all groups convert to.
+class thread_group {
+public:
+    thread_group(const thread_block &) : kind_(Kind::block), lanes_(0u) {}
+    thread_group(const grid_group &) : kind_(Kind::grid), lanes_(0u) {}
+    thread_group(const lane_group &group) : kind_(Kind::lanes), lanes_(group) {}
+    unsigned long long size() const
+    {
+        return kind_ == Kind::grid ? this_grid().size()
+                                   : kind_ == Kind::block ? this_thread_block().size() : lanes_.size();
+    }
+    unsigned long long num_threads() const { return size(); }
+    unsigned long long thread_rank() const
+    {
+        return kind_ == Kind::grid ? this_grid().thread_rank()
+                                   : kind_ == Kind::block ? this_thread_block().thread_rank() : lanes_.thread_rank();
+    }
+    void sync(LLMC2PY_SITE) const
+    {
+        if (kind_ == Kind::grid) {
+            this_grid().sync(file, line);
+        } else if (kind_ == Kind::block) {
+            __syncthreads(file, line);
+        } else {
+            lanes_.sync(file, line);
+        }
+    }
+    // The lanes of this thread's warp that are in the group.
+    unsigned int llmc2py_mask() const { return kind_ == Kind::lanes ? lanes_.llmc2py_mask() : 0xffffffffu; }
+
+private:
+    enum class Kind { block, grid, lanes };
+    Kind kind_;
+    lane_group lanes_;
+};
+
+// The lanes of a mask in groups of a size that is known at run time alone: the group that this thread is in.
+inline coalesced_group llmc2py_tile(unsigned int mask, unsigned int size, llmc2py::Site site)
+{
+    if (size < 1u || size > 32u || (size & (size - 1u)) != 0u) {
+        llmc2py_fault("tiled_partition: a tile has 1, 2, 4, 8, 16 or 32 threads", site);
+    }
+    const unsigned int first = static_cast<unsigned int>(__popc(mask & __lanemask_lt())) / size * size;
+    unsigned int rank = 0;
+    unsigned int tile = 0;
+    for (int lane = 0; lane < 32; ++lane) {
+        if ((mask >> lane) & 1u) {
+            tile |= (rank >= first && rank < first + size ? 1u : 0u) << lane;
+            ++rank;
+        }
+    }
+    return coalesced_group(tile);
+}
+inline thread_group tiled_partition(const thread_group &group, unsigned int size, LLMC2PY_SITE)
+{
+    return llmc2py_tile(group.llmc2py_mask(), size, {file, line});
+}
+inline coalesced_group tiled_partition(const coalesced_group &group, unsigned int size, LLMC2PY_SITE)
+{
+    return llmc2py_tile(group.llmc2py_mask(), size, {file, line});
+}
+
+// The lanes of a group that give the same label as this thread.
+template <class Label>
+inline coalesced_group labeled_partition(const lane_group &group, Label label, LLMC2PY_SITE)
+{
+    return coalesced_group(__match_any_sync(group.llmc2py_mask(), label, file, line));
+}
+inline coalesced_group binary_partition(const lane_group &group, bool predicate, LLMC2PY_SITE)
+{
+    const unsigned int lanes = __ballot_sync(group.llmc2py_mask(), predicate, file, line);
+    return coalesced_group(predicate ? lanes : group.llmc2py_mask() & ~lanes);
+}
+
 template <class T>
 struct plus {
     T operator()(T a, T b) const { return a + b; }

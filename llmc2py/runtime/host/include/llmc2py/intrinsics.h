@@ -52,7 +52,22 @@ inline unsigned int __umulhi(unsigned int a, unsigned int b)
 {
     return static_cast<unsigned int>((static_cast<unsigned long long>(a) * b) >> 32);
 }
-inline int __mul24(int a, int b) { return a * b; }
+inline long long __mul64hi(long long a, long long b)
+{
+    return static_cast<long long>((static_cast<__int128>(a) * b) >> 64);
+}
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
+{
+    return static_cast<unsigned long long>((static_cast<unsigned __int128>(a) * b) >> 64);
+}
+inline unsigned int __umul24(unsigned int a, unsigned int b) { return (a & 0xffffffu) * (b & 0xffffffu); }
+inline int __mul24(int a, int b)
+{
+    // Eight bits to the left and back again extend the sign of the lower 24.
+    const unsigned int left = static_cast<unsigned int>(static_cast<int>(static_cast<unsigned int>(a) << 8) >> 8);
+    const unsigned int right = static_cast<unsigned int>(static_cast<int>(static_cast<unsigned int>(b) << 8) >> 8);
+    return static_cast<int>(left * right);
+}
 inline unsigned int __byte_perm(unsigned int a, unsigned int b, unsigned int selector)
 {
     const unsigned long long both = (static_cast<unsigned long long>(b) << 32) | a;
@@ -64,10 +79,135 @@ inline unsigned int __byte_perm(unsigned int a, unsigned int b, unsigned int sel
     return result;
 }
 
+namespace llmc2py {
+inline unsigned long long funnel(unsigned int low, unsigned int high)
+{
+    return (static_cast<unsigned long long>(high) << 32) | low;
+}
+inline unsigned int at_most_32(unsigned int shift) { return shift < 32u ? shift : 32u; }
+// The sum of products, and of a number; what overflows wraps around.
+template <class A, class B>
+inline unsigned int dot(const A *a, const B *b, int count, unsigned int sum)
+{
+    for (int i = 0; i < count; ++i) {
+        sum += static_cast<unsigned int>(static_cast<long long>(a[i]) * b[i]);
+    }
+    return sum;
+}
+template <class T>
+struct Parts {
+    T part[4 / sizeof(T)];
+};
+}  // namespace llmc2py
+
+inline unsigned int __funnelshift_l(unsigned int low, unsigned int high, unsigned int shift)
+{
+    return static_cast<unsigned int>((llmc2py::funnel(low, high) << (shift & 31u)) >> 32);
+}
+inline unsigned int __funnelshift_lc(unsigned int low, unsigned int high, unsigned int shift)
+{
+    return static_cast<unsigned int>((llmc2py::funnel(low, high) << llmc2py::at_most_32(shift)) >> 32);
+}
+inline unsigned int __funnelshift_r(unsigned int low, unsigned int high, unsigned int shift)
+{
+    return static_cast<unsigned int>(llmc2py::funnel(low, high) >> (shift & 31u));
+}
+inline unsigned int __funnelshift_rc(unsigned int low, unsigned int high, unsigned int shift)
+{
+    return static_cast<unsigned int>(llmc2py::funnel(low, high) >> llmc2py::at_most_32(shift));
+}
+
+#define LLMC2PY_DOT(NAME, COUNT, FIRST, T, WORD_A, A, WORD_B, B)                                                  \
+    inline T NAME(WORD_A a, WORD_B b, T sum)                                                                     \
+    {                                                                                                            \
+        const auto left = llmc2py::bit_cast<llmc2py::Parts<A>>(a);                                               \
+        const auto right = llmc2py::bit_cast<llmc2py::Parts<B>>(b);                                              \
+        return static_cast<T>(llmc2py::dot(left.part, right.part + FIRST, COUNT, static_cast<unsigned int>(sum))); \
+    }
+#define LLMC2PY_DOTS(T, WORD, SIGN_, PREFIX)                                              \
+    LLMC2PY_DOT(__dp4a, 4, 0, T, WORD, SIGN_ char, WORD, SIGN_ char)                      \
+    LLMC2PY_DOT(__dp4a, 4, 0, T, PREFIX##char4, SIGN_ char, PREFIX##char4, SIGN_ char)    \
+    LLMC2PY_DOT(__dp2a_lo, 2, 0, T, WORD, SIGN_ short, WORD, SIGN_ char)                  \
+    LLMC2PY_DOT(__dp2a_lo, 2, 0, T, PREFIX##short2, SIGN_ short, PREFIX##char4, SIGN_ char) \
+    LLMC2PY_DOT(__dp2a_hi, 2, 2, T, WORD, SIGN_ short, WORD, SIGN_ char)                  \
+    LLMC2PY_DOT(__dp2a_hi, 2, 2, T, PREFIX##short2, SIGN_ short, PREFIX##char4, SIGN_ char)
+LLMC2PY_DOTS(int, int, signed, )
+LLMC2PY_DOTS(unsigned int, unsigned int, unsigned, u)
+#undef LLMC2PY_DOTS
+#undef LLMC2PY_DOT
+
+inline unsigned int __sad(int a, int b, unsigned int sum)
+{
+    return sum + (a < b ? static_cast<unsigned int>(b) - static_cast<unsigned int>(a)
+                        : static_cast<unsigned int>(a) - static_cast<unsigned int>(b));
+}
+inline unsigned int __usad(unsigned int a, unsigned int b, unsigned int sum) { return sum + (a < b ? b - a : a - b); }
+// Means, rounded down or up; the sum has a bit more than its terms.
+inline int __hadd(int a, int b) { return static_cast<int>((static_cast<long long>(a) + b) >> 1); }
+inline int __rhadd(int a, int b) { return static_cast<int>((static_cast<long long>(a) + b + 1) >> 1); }
+inline unsigned int __uhadd(unsigned int a, unsigned int b)
+{
+    return static_cast<unsigned int>((static_cast<unsigned long long>(a) + b) >> 1);
+}
+inline unsigned int __urhadd(unsigned int a, unsigned int b)
+{
+    return static_cast<unsigned int>((static_cast<unsigned long long>(a) + b + 1) >> 1);
+}
+
+// Whether the C library is GNU's, of this version at least: it has some of CUDA's functions by the same names.
+#if defined(__GLIBC__)
+#define LLMC2PY_GLIBC(MAJOR, MINOR) __GLIBC_PREREQ(MAJOR, MINOR)
+#else
+#define LLMC2PY_GLIBC(MAJOR, MINOR) 0
+#endif
+
+#if !LLMC2PY_GLIBC(2, 42)
 inline float rsqrtf(float v) { return 1.0f / std::sqrt(v); }
 inline double rsqrt(double v) { return 1.0 / std::sqrt(v); }
+#endif
 inline float rsqrt(float v) { return rsqrtf(v); }
 inline float rcbrtf(float v) { return 1.0f / std::cbrt(v); }
+inline double rcbrt(double v) { return 1.0 / std::cbrt(v); }
+
+namespace llmc2py {
+// sin(pi r) for r from -1 to 1: half a turn from either side is where nothing is lost.
+inline double sine_of_turn(double r)
+{
+    constexpr double pi = 3.141592653589793238;
+    const double folded = r > 0.5 ? 1.0 - r : r < -0.5 ? -1.0 - r : r;
+    return std::sin(pi * folded);
+}
+}  // namespace llmc2py
+
+// The remainder is exact, and infinity has none.
+#if !LLMC2PY_GLIBC(2, 41)
+inline double sinpi(double v) { return llmc2py::sine_of_turn(std::remainder(v, 2.0)); }
+inline double cospi(double v) { return llmc2py::sine_of_turn(0.5 - std::fabs(std::remainder(v, 2.0))); }
+inline float sinpif(float v) { return static_cast<float>(sinpi(static_cast<double>(v))); }
+inline float cospif(float v) { return static_cast<float>(cospi(static_cast<double>(v))); }
+#endif
+inline void sincospi(double v, double *s, double *c)
+{
+    *s = sinpi(v);
+    *c = cospi(v);
+}
+inline void sincospif(float v, float *s, float *c)
+{
+    *s = sinpif(v);
+    *c = cospif(v);
+}
+// By hypot(), which neither overflows nor is NaN where a side is infinite.
+inline double rhypot(double a, double b) { return 1.0 / std::hypot(a, b); }
+inline double norm3d(double a, double b, double c) { return std::hypot(std::hypot(a, b), c); }
+inline double norm4d(double a, double b, double c, double d) { return std::hypot(std::hypot(a, b), std::hypot(c, d)); }
+inline double rnorm3d(double a, double b, double c) { return 1.0 / norm3d(a, b, c); }
+inline double rnorm4d(double a, double b, double c, double d) { return 1.0 / norm4d(a, b, c, d); }
+inline float rhypotf(float a, float b) { return static_cast<float>(rhypot(a, b)); }
+inline float norm3df(float a, float b, float c) { return static_cast<float>(norm3d(a, b, c)); }
+inline float norm4df(float a, float b, float c, float d) { return static_cast<float>(norm4d(a, b, c, d)); }
+inline float rnorm3df(float a, float b, float c) { return static_cast<float>(rnorm3d(a, b, c)); }
+inline float rnorm4df(float a, float b, float c, float d) { return static_cast<float>(rnorm4d(a, b, c, d)); }
+inline double normcdf(double v) { return 0.5 * std::erfc(-v * 0.70710678118654752440); }
 inline float __expf(float v) { return std::exp(v); }
 inline float __exp10f(float v) { return std::pow(10.0f, v); }
 inline float __logf(float v) { return std::log(v); }
