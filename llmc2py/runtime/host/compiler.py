@@ -42,8 +42,12 @@ _UNDECLARED = re.compile(
     r"|no (?:member|template|type) named '(?P<named>\w+)' in namespace '(?P<of>[\w:]+)')"
     r"|fatal error: '?(?P<header>[\w./]+)'?(?:: No such file| file not found)"
 )
-# Names with two underscores are the implementation's; what lies in these headers and namespaces is CUDA's.
-_OF_CUDA = ("__", "<cu", "<cooperative_groups", "<mma", "cub::", "cooperative_groups::")
+# Names that CUDA gives, or keeps for itself. Of any other the compiler's own message is all that there is to say.
+_OF_CUDA = re.compile(
+    r"__\w+|atomic[A-Z]\w*|h2[a-z]\w*|(?:erf|erfc|normcdf)invf?|erfcxf?|r?normf?|cyl_bessel_i[01]f?"
+    r"|(?:tex|surf)(?:[123]D|Cube)\w*|cu(?:da|rand)?[A-Z]\w*|curand_\w+|cuda|nvcuda|wmma|thrust"
+    r"|(?:cub|cooperative_groups)::\w+|<(?:cu|cooperative_groups|mma|nv|thrust)[\w./]*>"
+)
 
 
 @dataclass(frozen=True)
@@ -112,18 +116,17 @@ def _errors_of(output: str) -> str:
 
 
 def _missing(errors: str) -> str:
-    """Return a line on the names that errors say are not there; "" where they say so of none."""
+    """Return a line on the names of CUDA that errors say are not there; "" where they say so of none."""
     found: list[str] = []
     for one in _UNDECLARED.finditer(errors):
         space, name = one["space"] or one["of"], one["member"] or one["named"]
         plain = one["gcc"] or one["dependent"] or one["clang"]
         found.append(f"<{one['header']}>" if one["header"] else plain or f"{space}::{name}")
-    names = ", ".join(dict.fromkeys(found))
+    names = ", ".join(name for name in dict.fromkeys(found) if _OF_CUDA.fullmatch(name))
     if not names:
         return ""
-    doubt = "" if all(name.startswith(_OF_CUDA) for name in found) else ", or nowhere declared"
     return (
-        f"\nnot in the CPU backend{doubt}: {names}; the kernel may run on CUDA, and on the CPU with C++ in their place "
+        f"\nnot in the CPU backend: {names}; the kernel may run on CUDA, and on the CPU with C++ in their place "
         "between #ifdef LLMC2PY_CPU and #else"
     )
 
