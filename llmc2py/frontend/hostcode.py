@@ -12,6 +12,7 @@ from llmc2py.frontend.statuschecks import without_checks
 from llmc2py.frontend.syntax import MissingPartError, Node, SyntaxTree, child, first, named, parse, walk
 from llmc2py.ir import expressions as ex
 from llmc2py.ir import statements as ir
+from llmc2py.ir.conditions import host_precisions, is_told, on_host
 from llmc2py.ir.types import CType
 
 _UPDATES = {"++": "+", "--": "-"}
@@ -216,7 +217,7 @@ class StatementReader:
                 values.append(self.expressions.read(value))
             body = tuple(s for item in named(node) if item != value for s in self.read(item))
             if body and condition:
-                body = (ir.PrecisionBranch(self.tree.span(node), condition, body),)
+                body = (self._branch(node, condition, body),)
             if body:
                 cases.append(ir.Case(tuple(values), is_default, body))
                 values, is_default = [], False
@@ -228,8 +229,10 @@ class StatementReader:
             if node.type == "case_statement":
                 yield condition, node
             elif node.type in ("preproc_if", "preproc_ifdef"):
-                own = branch_condition(self.tree, node)
-                yield from self._case_nodes(named(node), f"{condition} && {own}" if condition else own)
+                for _, own, inner in self._branches(node):
+                    both = f"{condition} && {own}" if condition else own
+                    if host_precisions([both]):
+                        yield from self._case_nodes(inner, both)
 
     def _return_statement(self, node: Node) -> ir.Body:
         inner = named(node)
@@ -250,14 +253,31 @@ class StatementReader:
     _type_definition = _alias_declaration = _static_assert_declaration = _using_declaration
 
     # #if defined(ENABLE_BF16) … #else … #endif
-    def _preproc_if(self, node: Node, earlier: tuple[str, ...] = ()) -> ir.Body:
-        own = branch_condition(self.tree, node)
-        condition = " && ".join([*(f"!({other})" for other in earlier), *([own] if own else [])])
-        following = node.child_by_field_name("alternative")
-        skip = {node.child_by_field_name("condition"), node.child_by_field_name("name"), following}
-        body = tuple(s for item in named(node) if item not in skip for s in self.read(item))
-        rest = self._preproc_if(following, (*earlier, own)) if following is not None else ()
-        return (ir.PrecisionBranch(self.tree.span(node), condition, body), *rest)
+    def _preproc_if(self, node: Node) -> ir.Body:
+        found = []
+        for branch, condition, inner in self._branches(node):
+            body = tuple(statement for item in inner for statement in self.read(item))
+            found.append(self._branch(branch, condition, body))
+        return tuple(found)
+
+    def _branches(self, node: Node) -> Iterator[tuple[Node, str, list[Node]]]:
+        """Yield the branches of a conditional, each with the condition under which host code is in it."""
+        branch: Node | None = node
+        earlier: list[str] = []
+        while branch is not None:
+            own = on_host(branch_condition(self.tree, branch))
+            following = branch.child_by_field_name("alternative")
+            head = {branch.child_by_field_name("condition"), branch.child_by_field_name("name"), following}
+            condition = " && ".join([*(f"!({other})" for other in earlier), *([own] if own else [])])
+            yield branch, condition, [item for item in named(branch) if item not in head]
+            earlier.append(own)
+            branch = following
+
+    def _branch(self, node: Node, condition: str, body: ir.Body) -> ir.Statement:
+        span = self.tree.span(node)
+        if body and not is_told(condition):
+            return ir.Unsupported(span, f"#if {condition}", "is known to the compiler alone: take the condition away")
+        return ir.PrecisionBranch(span, condition, body)
 
     _preproc_ifdef = _preproc_if
 

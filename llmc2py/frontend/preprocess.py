@@ -31,14 +31,17 @@ OPEN_MACROS = frozenset(
         "ENABLE_FP16",
         "ENABLE_BF16",
         "__CUDA_ARCH__",
-        "__CUDACC__",
         "__CUDACC_VER_MAJOR__",
         "__CUDACC_VER_MINOR__",
         "__CUDACC_RTC__",
         "LLMC2PY_CPU",
     }
 )
+#: What nvcc defines whatever it compiles for: sources tell other compilers from it by these.
+_COMPILER_MACROS = ("__CUDACC__", "__NVCC__")
 PRECISION_MACROS = frozenset({"ENABLE_FP32", "ENABLE_FP16", "ENABLE_BF16"})
+#: Macros that no build has to define.
+KNOWN_MACROS = OPEN_MACROS.union(_COMPILER_MACROS)
 #: Words of CUDA, which sources define away for compilers that do not know them.
 _CUDA_WORDS = frozenset({"__global__", "__device__", "__host__", "__shared__", "__constant__", "__launch_bounds__"})
 
@@ -240,10 +243,13 @@ class _Preprocessor(GuardedPreprocessor):
         return io.StringIO(self.texts[path])
 
     def on_unknown_macro_in_defined_expr(self, tok: object) -> bool | None:
-        return None if tok.value in OPEN_MACROS else False  # type: ignore[attr-defined]
+        return None if self._is_open(tok.value) else False  # type: ignore[attr-defined]
 
     def on_unknown_macro_in_expr(self, ident: str) -> int | None:
-        return None if ident in OPEN_MACROS else 0
+        return None if self._is_open(ident) else 0
+
+    def _is_open(self, name: str) -> bool:
+        return name in OPEN_MACROS or name in self._varying
 
     def on_unknown_macro_function_in_expr(self, ident: str) -> object:
         return lambda *_: 0
@@ -327,8 +333,8 @@ def preprocess(
     preprocessor = _Preprocessor(root, texts, headers)
     for folder in include_folders(root):
         preprocessor.add_path(str(folder))
-    for feature in features_of_kernels(texts[path], OPEN_MACROS):
-        preprocessor.define(f"{feature} 1")
+    for macro in (*_COMPILER_MACROS, *features_of_kernels(texts[path], KNOWN_MACROS)):
+        preprocessor.define(f"{macro} 1")
     with told_failures():
         preprocessor.parse(texts[path], str(path))
         marked = text_of(preprocessor.parser, preprocessor.line_directive)

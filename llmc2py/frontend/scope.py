@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from llmc2py.frontend.declarations import declared, function_declarator, read_descriptor, read_template, read_type
 from llmc2py.frontend.hostexpressions import ExpressionReader
 from llmc2py.frontend.items import Declaration
-from llmc2py.frontend.macros import read_macros
+from llmc2py.frontend.macros import chosen_constant, known_value, read_macros
 from llmc2py.frontend.syntax import Node, SyntaxTree, child, named, walk
-from llmc2py.ir.conditions import PRECISIONS, holds
+from llmc2py.ir.conditions import PRECISIONS, holds, host_precisions
 from llmc2py.ir.expressions import Expression, Number, TemplateArgument, Unreadable
 from llmc2py.ir.library import ClassConstant, Item, TypeAlias
 from llmc2py.ir.types import CType, canonical_name
@@ -29,11 +29,13 @@ class ScopeReader:
         self._resolved: dict[CType, CType] = {}
         self.aliases = self._read_aliases()
         self.constants: dict[str, Expression] = read_macros(tree, declarations)
+        self._choices: dict[str, dict[str, Expression]] = {}
         self.class_constants: dict[tuple[str, str], ClassConstant] = {}
         self.globals: dict[str, list[Expression]] = {}
         self.global_types: dict[str, CType] = {}
         for declaration in declarations:
-            self._read(declaration)
+            if host_precisions(declaration.conditions):
+                self._read(declaration)
         self._read_assignments(items)
 
     def resolve(self, ctype: CType) -> CType:
@@ -84,14 +86,14 @@ class ScopeReader:
         while node.type == "template_declaration":
             node = named(node)[-1]
         if node.type == "declaration" and function_declarator(node) is None:
-            self._read_variable(node)
+            self._read_variable(node, declaration.conditions)
         spec = node.child_by_field_name("type") if node.type == "declaration" else node
         if spec is not None and spec.type in ("struct_specifier", "class_specifier"):
             self._read_class(spec, tuple(item.name for item in template))
         elif spec is not None and spec.type == "enum_specifier":
             self._read_enumerators(spec)
 
-    def _read_variable(self, node: Node) -> None:
+    def _read_variable(self, node: Node, conditions: tuple[str, ...]) -> None:
         const = any(
             self.tree.text(item) in ("const", "constexpr") for item in node.children if item.type == "type_qualifier"
         )
@@ -99,7 +101,10 @@ class ScopeReader:
             value = item.child_by_field_name("value") if item.type == "init_declarator" else None
             name, ctype = declared(self.tree, child(item, "declarator") if value else item, read_type(self.tree, node))
             if const and value is not None and not ctype.is_pointer:
-                self.constants[name] = self.expressions.read(value)
+                choices = self._choices.setdefault(name, {})
+                read = known_value(self.expressions.read(value), conditions)
+                choices |= dict.fromkeys(host_precisions(conditions), read)
+                self.constants[name] = chosen_constant(choices)
             elif const:
                 # constexpr std::bool_constant<true> True;
                 spec = node.child_by_field_name("type")
@@ -152,7 +157,8 @@ class ScopeReader:
 
 
 def _choose_alias(versions: list[tuple[tuple[str, ...], TypeAlias]]) -> TypeAlias:
-    """Return what a name stands for; where the precision macros choose, ``floatX``."""
+    """Return what a name stands for in host code, or else in device code; where the precision chooses, ``floatX``."""
+    versions = [one for one in versions if host_precisions(one[0])] or versions
     if len({alias for _, alias in versions}) == 1:
         return versions[0][1]
     chosen: dict[str, str] = {}

@@ -20,6 +20,7 @@ _HEADERS = {
     "mma.h": re.compile(r"\bnvcuda\b|\bwmma::"),
     "cub/cub.cuh": re.compile(r"\bcub::"),
 }
+_NAME = re.compile(r"[A-Za-z_]\w*")
 #: What the open conditions on precision call for.
 _PRECISION_HEADERS = {"cuda_bf16.h": "ENABLE_BF16", "cuda_fp16.h": "ENABLE_FP16"}
 
@@ -58,7 +59,7 @@ class Slicer:
             item = pending.pop()
             diagnostics += self._library_calls(name, item)
             diagnostics += self._launches_and_constants(name, item)
-            for used in sorted(item.uses):
+            for used in sorted(item.uses.union(*map(_names_in, item.conditions))):
                 for target in self.by_name.get(used, ()):
                     if target.order in chosen:
                         continue
@@ -114,6 +115,11 @@ class Slicer:
 
 
 _GROUP_WORDS = frozenset({"this_thread_block", "tiled_partition", "thread_block", "thread_block_tile", "this_grid"})
+
+
+@lru_cache(maxsize=1024)
+def _names_in(condition: str) -> frozenset[str]:
+    return frozenset(_NAME.findall(condition))
 
 
 def _brings(directive: Item, words: set[str]) -> bool:

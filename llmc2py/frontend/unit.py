@@ -23,7 +23,7 @@ from llmc2py.frontend.prototypes import Prototypes
 from llmc2py.frontend.scope import ScopeReader
 from llmc2py.frontend.slicer import Slicer
 from llmc2py.frontend.syntax import MissingPartError, Node, SyntaxTree, child, parse, unqualified, walk
-from llmc2py.ir.conditions import precisions_of
+from llmc2py.ir.conditions import host_precisions, precisions_of
 from llmc2py.ir.defaults import literal_default
 from llmc2py.ir.library import (
     Intent,
@@ -186,7 +186,8 @@ class UnitReader:
         for name, versions in self.functions.items():
             for function in versions:
                 item = function.item
-                if not (item.is_kernel or is_device_only(function) or (item.is_device and name not in wanted)):
+                is_device = item.is_kernel or is_device_only(function) or (item.is_device and name not in wanted)
+                if not is_device and host_precisions(function.declaration.conditions):
                     found.setdefault(name, []).append(self._host_function(function, plainer, with_body=name in wanted))
         return found
 

@@ -1,8 +1,9 @@
-"""Preprocessor conditions that are left open, asked for one precision."""
+"""Preprocessor conditions that are left open, asked for one precision, and for the compiler's pass over host code."""
 
 from __future__ import annotations
 
 import functools
+import operator
 import re
 from collections.abc import Iterable
 
@@ -10,6 +11,12 @@ MACRO_OF = {"float32": "ENABLE_FP32", "float16": "ENABLE_FP16", "bfloat16": "ENA
 PRECISIONS = tuple(MACRO_OF)
 
 _DEFINED = re.compile(r"defined\s*\(?\s*(ENABLE_(?:FP32|FP16|BF16))\s*\)?")
+#: Macros that no compiler defines in its pass over host code.
+_DEVICE_ONLY = r"\b(?:__CUDA_ARCH__|__CUDACC_RTC__)\b"
+_DEVICE_DEFINED = re.compile(rf"defined\s*(?:\(\s*{_DEVICE_ONLY}\s*\)|{_DEVICE_ONLY})")
+_DEVICE_VALUE = re.compile(_DEVICE_ONLY)
+_COMPARED = re.compile(r"\b(0[xX][0-9a-fA-F]+|\d+)[uUlL]*\s*([<>]=?|[=!]=)\s*(0[xX][0-9a-fA-F]+|\d+)[uUlL]*")
+_COMPARISONS = {"<": operator.lt, ">": operator.gt, "<=": operator.le, ">=": operator.ge, "==": operator.eq}
 _LOGIC = re.compile(r"(?:[01()!\s]|&&|\|\|)*")
 
 
@@ -31,6 +38,28 @@ def precisions_of(conditions: Iterable[str]) -> tuple[str, ...]:
     """Return the precisions under which none of the conditions is known to be false."""
     found = list(conditions)
     return tuple(name for name in PRECISIONS if all(holds(condition, name) is not False for condition in found))
+
+
+@functools.cache
+def on_host(condition: str) -> str:
+    """Return what is left of a condition in host code, where the macros of device code are undefined, and so nought."""
+    text = _DEVICE_VALUE.sub("0", _DEVICE_DEFINED.sub("0", condition))
+    return _COMPARED.sub(_compared, text) if text != condition else condition
+
+
+def _compared(match: re.Match[str]) -> str:
+    left, sign, right = int(match[1], 0), match[2], int(match[3], 0)
+    return str(int(left != right if sign == "!=" else _COMPARISONS[sign](left, right)))
+
+
+def host_precisions(conditions: Iterable[str]) -> tuple[str, ...]:
+    """Return the precisions under which host code inside of conditions may be compiled."""
+    return precisions_of([on_host(condition) for condition in conditions])
+
+
+def is_told(condition: str) -> bool:
+    """Whether each precision alone decides a condition."""
+    return all(holds(condition, precision) is not None for precision in PRECISIONS)
 
 
 # either := both ("||" both)*

@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from llmc2py.frontend.features import features_of_kernels
-from llmc2py.frontend.preprocess import OPEN_MACROS
+from llmc2py.frontend.preprocess import KNOWN_MACROS
 from llmc2py.frontend.reader import read_tree
 
 KERNEL = "__global__ void k(float* x) { x[0] = 1; }"
@@ -31,7 +31,7 @@ KERNEL = "__global__ void k(float* x) { x[0] = 1; }"
     ],
 )
 def test_features(text: str, features: list[str]) -> None:
-    assert features_of_kernels(text, OPEN_MACROS) == features
+    assert features_of_kernels(text, KNOWN_MACROS) == features
 
 
 def test_the_kernel_is_read(tmp_path: pathlib.Path) -> None:
