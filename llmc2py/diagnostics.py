@@ -37,12 +37,14 @@ class Diagnostic:
     """One thing that the user should know: where, what, and what to do.
 
     ``kernel`` names the kernel that it is about, where it is about one alone: who leaves that out is spared it.
+    ``loses`` says that kernels or launches of the source are left out, although nothing fails.
     """
 
     severity: Severity
     span: SourceSpan
     message: str
     kernel: str | None = None
+    loses: bool = False
 
     def __str__(self) -> str:
         return f"{self.span}: {self.severity}: {self.message}"

@@ -343,7 +343,7 @@ def _references(made: Generated, plain: Sequence[Reference], said: Sequence[Diag
 def _unexplained(
     kernels: Iterable[Record], references: Iterable[Record], diagnostics: Iterable[Diagnostic]
 ) -> list[str]:
-    lines = [str(item) for item in diagnostics if has_errors([item])]
+    lines = [str(item) for item in diagnostics if item.loses or has_errors([item])]
     for item in kernels:
         if item["reason"] == _UNSAID:
             lines.append(f"{item['file']}:{item['line']}: kernel {item['name']}: {_UNSAID}")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from llmc2py.frontend.launchsites import LAUNCH_CALLS
+from llmc2py.frontend.launchwords import LAUNCH_CALLS
 from llmc2py.ir import expressions as ex
 from llmc2py.ir import statements as ir
 from llmc2py.ir.types import CType

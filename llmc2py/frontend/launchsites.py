@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 
+from llmc2py.frontend.launchwords import SITE
 from llmc2py.frontend.syntax import Node, SyntaxTree
 
-#: Functions of CUDA that launch a kernel, beside ``<<<…>>>``.
-LAUNCH_CALLS = (
-    "cudaLaunchKernel", "cudaLaunchKernelEx", "cudaLaunchKernelExC", "cudaLaunchCooperativeKernel",
-    "cudaLaunchCooperativeKernelMultiDevice", "cuLaunchKernel", "cuLaunchKernelEx", "cuLaunchCooperativeKernel",
-)  # fmt: skip
-_SITE = re.compile(rf"<[ \t]*<[ \t]*<|\b(?:{'|'.join(LAUNCH_CALLS)})\b(?=\s*[(<])".encode())
 #: What a place in a comment, a string or a macro is in, innermost.
 _NO_CODE = frozenset(
     {"comment", "string_literal", "string_content", "escape_sequence", "raw_string_literal", "raw_string_content"}
@@ -25,7 +19,7 @@ class LaunchSites:
     """The launches of a unit, by where they begin in its text."""
 
     def __init__(self, tree: SyntaxTree) -> None:
-        found = (match.start() for match in _SITE.finditer(tree.source))
+        found = (match.start() for match in SITE.finditer(tree.source))
         self.nodes = {start: node for start in found if (node := _code_at(tree, start)) is not None}
         self._starts = sorted(self.nodes)
 

@@ -18,6 +18,7 @@ from typing import Any
 import pcpp
 
 from llmc2py.diagnostics import Diagnostic, Severity, SourceSpan
+from llmc2py.frontend.branches import OffBranch, follow
 from llmc2py.frontend.features import features_of_kernels
 from llmc2py.frontend.guarded import GuardedPreprocessor, told_failures
 from llmc2py.frontend.headers import ExpandedHeader, HeaderCache, Outside, names_in
@@ -81,6 +82,8 @@ class _Preprocessor(GuardedPreprocessor):
     """pcpp with our answers to its questions."""
 
     def __init__(self, root: pathlib.Path, texts: dict[pathlib.Path, str], headers: HeaderCache) -> None:
+        #: How many directives were carried out that define something or include it.
+        self._acted = 0
         super().__init__()
         self.root = root
         self.texts = texts
@@ -100,6 +103,8 @@ class _Preprocessor(GuardedPreprocessor):
         self._directive = ("", 1)
         self._varying: set[str] = set()
         self._included = 0
+        #: What of the file itself is off.
+        self.off: list[OffBranch] = []
 
     def relative(self, path: str) -> str:
         """Return a path as seen from the root."""
@@ -115,7 +120,9 @@ class _Preprocessor(GuardedPreprocessor):
 
     def group_lines(self, input: str, abssource: str) -> Iterator[list[Any]]:
         """Yield the tokens of each line; pcpp handles a line before it asks for the next."""
-        return group_lines(input, abssource, self.lexer.clone(), lambda: self.macros)
+        lines = group_lines(input, abssource, self.lexer.clone(), lambda: self.macros)
+        # Each file with kernels or launches is a unit of its own, and is told of there.
+        return lines if self.include_depth else follow(lines, lambda: self._acted, self.off)
 
     def parsegen(self, input: str, source: str | None = None, abssource: str | None = None) -> Iterator[Any]:
         """Expand a file; an included file that was met before is not expanded again where its names mean the same."""
@@ -192,6 +199,11 @@ class _Preprocessor(GuardedPreprocessor):
         has_names = any(token.type == self.t_ID for token in tokens)
         return super().expand_macros(tokens) if has_names else tokens
 
+    def define(self, tokens: Any) -> None:
+        """Define a macro."""
+        self._acted += 1
+        super().define(tokens)
+
     def include(self, tokens: list[Any], original_line: list[Any]) -> Iterator[Any]:
         """Include a file; a directive that names none, or whose macro expands to nothing, is reported."""
         start = original_line[0]
@@ -201,6 +213,7 @@ class _Preprocessor(GuardedPreprocessor):
             self._report(Severity.WARNING, *self._directive, "an #include that names no file is ignored")
             return
         self._included += 1
+        self._acted += 1
         if self._included > _MOST_INCLUDES:
             raise ValueError(f"includes more than {_MOST_INCLUDES} files: an #include of itself without a guard?")
         if self.include_depth > _DEEPEST_INCLUDE:
@@ -292,9 +305,16 @@ class _Preprocessor(GuardedPreprocessor):
         self._report(Severity.WARNING, file, line, f"preprocessor: {' '.join(msg.split())}")
         self.return_code += 1
 
-    def _report(self, severity: Severity, file: str, line: int, message: str) -> None:
+    def report_off(self, file: str) -> None:
+        """Report the kernels and launches of the file itself that no branch brings in."""
+        for one in self.off:
+            severity = Severity.NOTE if one.is_deleted else Severity.WARNING
+            self._report(severity, file, one.line, one.message, loses=not one.is_deleted)
+
+    def _report(self, severity: Severity, file: str, line: int, message: str, *, loses: bool = False) -> None:
         shown = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in message)
-        self.diagnostics.append(Diagnostic(severity, SourceSpan(self.relative(file), max(line, 1)), shown))
+        place = SourceSpan(self.relative(file), max(line, 1))
+        self.diagnostics.append(Diagnostic(severity, place, shown, loses=loses))
 
 
 def quoted_name(path: str) -> str:
@@ -338,6 +358,7 @@ def preprocess(
     with told_failures():
         preprocessor.parse(texts[path], str(path))
         marked = text_of(preprocessor.parser, preprocessor.line_directive)
+    preprocessor.report_off(str(path))
     file = preprocessor.relative(str(path))
     text, lines = _strip_line_marks(marked, file, preprocessor.relative)
     return PreprocessedText(
