@@ -119,7 +119,7 @@ def read_item(tree: SyntaxTree, declaration: Declaration, order: int, header: Fu
     text = tree.text(node)
     if node.type.endswith("_specifier") and not text.endswith(";"):
         text += ";"
-    uses, calls = _names_used(tree, node)
+    uses, calls = names_used(tree, node)
     rows = range(node.start_point.row, node.start_point.row + text.count("\n") + 1)
     is_function = declaration.function is not None
     return Item(
@@ -194,7 +194,7 @@ def _names_of_type(tree: SyntaxTree, node: Node | None) -> Iterator[str]:
                 yield tree.text(child(item, "name"))
 
 
-def _names_used(tree: SyntaxTree, node: Node) -> tuple[frozenset[str], frozenset[str]]:
+def names_used(tree: SyntaxTree, node: Node) -> tuple[frozenset[str], frozenset[str]]:
     """Return all names in a declaration and those among them that are called; local variables are left out."""
     words: set[bytes] = set()
     uses: set[str] = set()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from llmc2py.diagnostics import Diagnostic, Severity, SourceSpan
+from llmc2py.frontend.devicenames import DEVICE_FUNCTIONS
+from llmc2py.frontend.hostmembers import device_words, without_host_members
 from llmc2py.ir.library import Item, Slice
 
 #: System headers that device code may need, by the names that call for each.
@@ -20,6 +22,8 @@ _HEADERS = {
     "mma.h": re.compile(r"\bnvcuda\b|\bwmma::"),
     "cub/cub.cuh": re.compile(r"\bcub::"),
 }
+#: Items whose names qualify nothing.
+_NO_SCOPES = frozenset({"function", "declaration", "preproc_def", "preproc_function_def", "namespace_alias_definition"})
 _NAME = re.compile(r"[A-Za-z_]\w*")
 #: What the open conditions on precision call for.
 _PRECISION_HEADERS = {"cuda_bf16.h": "ENABLE_BF16", "cuda_fp16.h": "ENABLE_FP16"}
@@ -39,6 +43,7 @@ class Slicer:
         self.items = list(items)
         self.system_headers = set(system_headers)
         self.by_name: dict[str, list[Item]] = defaultdict(list)
+        self._bared: dict[int, Item] = {}
         for item in self.items:
             for name in item.defines:
                 self.by_name[name].append(item)
@@ -56,7 +61,8 @@ class Slicer:
                 chosen[target.order] = target
                 pending.append(target)
         while pending:
-            item = pending.pop()
+            item = self._bare(pending.pop())
+            chosen[item.order] = item
             diagnostics += self._library_calls(name, item)
             diagnostics += self._launches_and_constants(name, item)
             for used in sorted(item.uses.union(*map(_names_in, item.conditions))):
@@ -66,15 +72,51 @@ class Slicer:
                     if self._usable(target, used):
                         chosen[target.order] = target
                         pending.append(target)
-                    elif used in item.calls and not self._has_device_version(used):
+                    elif used in item.calls and self._is_host_call(used) and self._names_own(item, used):
                         diagnostics.append(_host_call(name, used, item, target))
         self._add_using_directives(chosen)
         items = tuple(self._merge_statements(chosen))
         return Slice(name, items, _headers(items), _uses_precision(items)), _unique(diagnostics)
 
+    def _bare(self, item: Item) -> Item:
+        """Return an item without what only the host uses of it."""
+        if item.order not in self._bared:
+            self._bared[item.order] = without_host_members(
+                item, lambda word: word in self._device_words, self._is_host_call
+            )
+        return self._bared[item.order]
+
+    @cached_property
+    def _device_words(self) -> set[str]:
+        return {word for item in self.items for word in device_words(item)}
+
     def _library_calls(self, kernel: str, item: Item) -> list[Diagnostic]:
         unknown = sorted(used for used in item.calls if used not in self.by_name)
-        return [_host_call(kernel, used, item) for used in unknown if _HOST_LIBRARIES.fullmatch(used)]
+        return [_host_call(kernel, used, item) for used in unknown if self._is_host_call(used)]
+
+    def _is_host_call(self, name: str) -> bool:
+        """Whether a call of a name is one of a function that only the host has."""
+        if name not in self.by_name:
+            return _HOST_LIBRARIES.fullmatch(name) is not None
+        # What CUDA has for the device, an overload for the host does not take away.
+        return name not in DEVICE_FUNCTIONS and not self._has_device_version(name)
+
+    def _names_own(self, item: Item, name: str) -> bool:
+        """Whether some call of a name means what the source defines: it is not qualified with what others define."""
+        owners = re.findall(rf"((?:\w+\s*::\s*)*)\b{re.escape(name)}\s*(?:<[^;{{}}()]*>)?\s*\(", item.text)
+        return not owners or any(one.partition("::")[0].strip() in self._own_scopes for one in owners)
+
+    @cached_property
+    def _own_scopes(self) -> frozenset[str]:
+        """The names of the namespaces and classes of the source, and those that stand for one of its namespaces."""
+        # What is written without an owner, or after a word of C++, is looked for in the source too.
+        own = {"", "return", "else", "do"}
+        own |= {word for item in self.items for scope in item.scopes for word in _NAME.findall(scope)}
+        own |= {name for item in self.items if item.kind not in _NO_SCOPES for name in item.defines}
+        for item in self.items:
+            if item.kind == "namespace_alias_definition" and own & set(_NAME.findall(item.text.partition("=")[2])):
+                own |= item.defines
+        return frozenset(own)
 
     def _launches_and_constants(self, kernel: str, item: Item) -> list[Diagnostic]:
         """Report child launches, and constant memory that only host code fills: neither is there for a lone kernel."""

@@ -143,3 +143,76 @@ def test_a_variable_with_the_name_of_a_host_function_is_no_call(read: Callable[[
     library = read("float rows(float x) { return x; }\n__global__ void k(float* o, int rows) { o[rows] = 1; }\n")
     assert library.diagnostics == ()
     assert names(library, "k") == ["k"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "namespace cg = cooperative_groups;\nvoid f(float* o) {}\n__device__ float g(float x) { return cg::f(x); }\n",
+        "void f(float* o) {}\n__device__ float g(float x) { return cooperative_groups :: f<float>(x); }\n",
+        "float f(float x) { return x; }\n__device__ float g(float x) { return cuda::std::f(x); }\n",
+        "float f(float x) { return x; }\n__device__ float g(float x) { return rsqrtf(f2(x)); }\nfloat rsqrtf(int x);\n",
+        "template <typename T> T max(T a, T b) { return a; }\n__device__ float g(float x) { return max(x, x); }\n",
+    ],
+)
+def test_a_name_that_others_define_is_no_host_function(read: Callable[[str], Library], text: str) -> None:
+    library = read(f"{text}__global__ void k(float* o) {{ o[0] = g(1); }}\n")
+    assert library.diagnostics == ()
+    assert names(library, "k") == ["g", "k"] or names(library, "k") == ["cg", "g", "k"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "namespace own { float f(float x) { return x; } }\n__device__ float g(float x) { return own::f(x); }\n",
+        "namespace own { void f() {} }\nnamespace o = own;\n__device__ void g(float x) { return o::f(); }\n",
+        "float f(float x) { return x; }\n__device__ float g(float x) { return ::f(x); }\n",
+    ],
+)
+def test_a_qualified_name_of_the_source_is(read: Callable[[str], Library], text: str) -> None:
+    library = read(f"{text}__global__ void k(float* o) {{ o[0] = g(1); }}\n")
+    (said,) = library.diagnostics
+    assert "kernel k calls host function f" in said.message
+
+
+CLASS = """\
+static int pick(int n) { return n; }
+struct Tile {
+    int w;
+    __host__ int lanes(int n) const
+    {
+        return pick(n);
+    }
+    Tile(int w) : w(w) { fclose(0); }
+    template <typename T> void save(T w) { fopen("x", "w"); }
+    void print() const; bool operator==(const Tile& other) const { return false; }
+    float operator()(float x) const { return x; }
+    Tile() = default;
+    int (*function)(int);
+    int used() const { return 1; }
+    constexpr int twice() const { return 2 * w; }
+    __host__ __device__ Tile(float x) : w((int)x) {}
+    __device__ int rows() const { return w * 2; }
+};
+__global__ void k(float* o) { Tile t(4.0f); o[0] = t.rows() + t.used(); }
+"""
+
+
+def test_members_for_the_host_are_left_out(read: Callable[[str], Library]) -> None:
+    library = read(CLASS)
+    assert library.diagnostics == ()
+    assert names(library, "k") == ["Tile", "k"]
+    part = library.kernels[0].slice
+    assert part is not None
+    lines = part.items[0].text.split("\n")
+    kept = [0, 1, 9, 10, 11, 12, 13, 14, 15, 16]
+    before = CLASS.split("\n")[1:18]
+    assert [number for number, line in enumerate(lines) if line.strip()] == kept
+    assert [lines[number] for number in kept] == [before[number] for number in kept]
+    assert len(part.items[0].lines) == len(lines)
+
+
+def test_a_member_for_the_device_that_calls_a_host_function_is_told(read: Callable[[str], Library]) -> None:
+    (said,) = read(CLASS.replace("return w * 2", "return pick(2)")).diagnostics
+    assert (said.span.line, said.kernel) == (17, "k")
+    assert "kernel k calls host function pick (defined at k.cu:1)" in said.message
