@@ -52,9 +52,14 @@ _MOST_INCLUDES = 2_000
 _DEEPEST_INCLUDE = 40
 
 _HAS_INCLUDE = re.compile(r"__has_include\s*\([^()\n]*\)")
-#: Headers of CUDA, which people include with quotes too.
-_TOOLKIT_HEADER = re.compile(
-    r"(?:cu|cooperative_groups|device_|vector_|sm_|math_|driver_|surface_|texture_|mma|nv|helper_)"
+#: Headers that are told of nowhere: those of CUDA, which people include with quotes too, of C and C++, of the system,
+#: and of libraries for host code.
+_EXPECTED_HEADER = re.compile(
+    r"(?:cu|cooperative_groups|device_|vector_|sm_|math_|driver_|surface_|texture_|mma|nv|nccl|helper_).*"
+    r"|(?:thrust|cub|cuda|nvtx3|sys|arpa|netinet)/.*|[a-z_0-9]+"
+    r"|(?:assert|complex|ctype|errno|fcntl|fenv|float|getopt|inttypes|iso646|limits|locale|malloc|math|memory|mpi|omp)\.h"
+    r"|(?:dirent|dlfcn|glob|io|libgen|netdb|poll|process|pthread|sched|semaphore|setjmp|signal|stdarg)\.h"
+    r"|(?:stdatomic|stdbool|stddef|stdint|stdio|stdlib|string|strings|time|unistd|wchar|winsock2|windows|zlib)\.h"
 )
 _LINE_MARK = re.compile(r'^#line (\d+)(?: "(.*)")?$')
 
@@ -227,8 +232,11 @@ class _Preprocessor(GuardedPreprocessor):
             self._report(Severity.WARNING, *self._directive, "an #include that names no file is ignored")
         else:
             self.system_headers[includepath] = None
-            is_expected = is_system_include or _TOOLKIT_HEADER.match(includepath)
-            if not is_expected and not self._leaves_tree(includepath):
+            is_expected = _EXPECTED_HEADER.fullmatch(includepath) is not None
+            if is_system_include and not is_expected:
+                message = f"#include <{includepath}> is no header that kernels are given: what it defines is unknown"
+                self._report(Severity.NOTE, *self._directive, message)
+            elif not is_expected and not self._leaves_tree(includepath):
                 message = f"#include {quoted_name(includepath)} is not in the source tree: what it defines is unknown"
                 self._report(Severity.NOTE, *self._directive, message)
         raise pcpp.OutputDirective(pcpp.Action.IgnoreAndRemove)

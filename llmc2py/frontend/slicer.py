@@ -10,24 +10,12 @@ from functools import cached_property, lru_cache
 from llmc2py.diagnostics import Diagnostic, Severity, SourceSpan
 from llmc2py.frontend.devicenames import DEVICE_FUNCTIONS
 from llmc2py.frontend.hostmembers import device_words, without_host_members
+from llmc2py.frontend.systemheaders import brings, headers_of
 from llmc2py.ir.library import Item, Slice
 
-#: System headers that device code may need, by the names that call for each.
-_HEADERS = {
-    "cuda_bf16.h": re.compile(r"\b(__nv_bfloat16\w*|nv_bfloat16\w*|__\w*bfloat16\w*|__\w*bf16\w*)\b"),
-    "cuda_fp16.h": re.compile(r"\b(half2?|__half2?|__half_raw|__\w*half2?\w*|__h(?:add|mul|fma|max|min|sub)2?)\b"),
-    "cuda_fp8.h": re.compile(r"\b__nv_fp8\w*\b"),
-    "cooperative_groups.h": re.compile(r"\b(cooperative_groups|cg)\b"),
-    "cooperative_groups/reduce.h": re.compile(r"\b(?:cooperative_groups|cg)::reduce\b|\bcg::(?:plus|greater|less)\b"),
-    "mma.h": re.compile(r"\bnvcuda\b|\bwmma::"),
-    "cub/cub.cuh": re.compile(r"\bcub::"),
-}
 #: Items whose names qualify nothing.
 _NO_SCOPES = frozenset({"function", "declaration", "preproc_def", "preproc_function_def", "namespace_alias_definition"})
 _NAME = re.compile(r"[A-Za-z_]\w*")
-#: What the open conditions on precision call for.
-_PRECISION_HEADERS = {"cuda_bf16.h": "ENABLE_BF16", "cuda_fp16.h": "ENABLE_FP16"}
-
 #: Functions of libraries and of C that run on the host alone, whatever header declares them.
 _HOST_LIBRARIES = re.compile(
     r"(?:cublas|cudnn|cufft|curand|cusolver|cusparse|cutensor|nccl|nvrtc)[A-Z]\w*|fopen|fclose|fread|fwrite|fprintf|exit"
@@ -41,7 +29,7 @@ class Slicer:
 
     def __init__(self, items: Iterable[Item], system_headers: Iterable[str]) -> None:
         self.items = list(items)
-        self.system_headers = set(system_headers)
+        self.system_headers = tuple(system_headers)
         self.by_name: dict[str, list[Item]] = defaultdict(list)
         self._bared: dict[int, Item] = {}
         for item in self.items:
@@ -76,7 +64,7 @@ class Slicer:
                         diagnostics.append(_host_call(name, used, item, target))
         self._add_using_directives(chosen)
         items = tuple(self._merge_statements(chosen))
-        return Slice(name, items, _headers(items), _uses_precision(items)), _unique(diagnostics)
+        return Slice(name, items, headers_of(items, self.system_headers), _uses_precision(items)), _unique(diagnostics)
 
     def _bare(self, item: Item) -> Item:
         """Return an item without what only the host uses of it."""
@@ -148,7 +136,7 @@ class Slicer:
         """``using namespace x;`` names nothing, so nothing reaches it: it comes along with what is used of x."""
         words = {word for item in chosen.values() for word in item.uses}
         for item in self.items:
-            if item.kind == "using_declaration" and not item.defines and (item.uses & words or _brings(item, words)):
+            if item.kind == "using_declaration" and not item.defines and (item.uses & words or brings(item, words)):
                 chosen[item.order] = item
 
     @staticmethod
@@ -156,16 +144,9 @@ class Slicer:
         return [chosen[order] for order in sorted(chosen)]
 
 
-_GROUP_WORDS = frozenset({"this_thread_block", "tiled_partition", "thread_block", "thread_block_tile", "this_grid"})
-
-
 @lru_cache(maxsize=1024)
 def _names_in(condition: str) -> frozenset[str]:
     return frozenset(_NAME.findall(condition))
-
-
-def _brings(directive: Item, words: set[str]) -> bool:
-    return "cooperative_groups" in directive.uses and bool(words & _GROUP_WORDS)
 
 
 def _host_call(kernel: str, used: str, item: Item, target: Item | None = None) -> Diagnostic:
@@ -190,29 +171,6 @@ def _place_of(name: str, item: Item, pattern: str) -> SourceSpan | None:
         if found:
             return SourceSpan(place.file, place.line, found.start() + 1)
     return None
-
-
-def _headers(items: tuple[Item, ...]) -> tuple[str, ...]:
-    """Return the ``#include`` lines of a slice; what only an open precision condition needs is guarded by it."""
-    free: set[str] = set()
-    guarded: set[str] = set()
-    for item in items:
-        is_guarded = any("ENABLE_" in condition for condition in item.conditions)
-        (guarded if is_guarded else free).update(_headers_for(item.text))
-    lines = []
-    for header in _HEADERS:
-        if header in free:
-            lines.append(f"#include <{header}>")
-        elif header in guarded:
-            macro = _PRECISION_HEADERS.get(header)
-            lines += [f"#ifdef {macro}", f"#include <{header}>", "#endif"] if macro else [f"#include <{header}>"]
-    return tuple(lines)
-
-
-@lru_cache(maxsize=4096)
-def _headers_for(text: str) -> tuple[str, ...]:
-    """Return the headers that an item calls for: most are in several slices."""
-    return tuple(header for header, pattern in _HEADERS.items() if pattern.search(text))
 
 
 def _uses_precision(items: tuple[Item, ...]) -> bool:

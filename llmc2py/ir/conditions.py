@@ -37,6 +37,8 @@ def holds(condition: str, precision: str) -> bool | None:
 def precisions_of(conditions: Iterable[str]) -> tuple[str, ...]:
     """Return the precisions under which none of the conditions is known to be false."""
     found = list(conditions)
+    if not found:
+        return PRECISIONS
     return tuple(name for name in PRECISIONS if all(holds(condition, name) is not False for condition in found))
 
 

@@ -216,3 +216,60 @@ def test_a_member_for_the_device_that_calls_a_host_function_is_told(read: Callab
     (said,) = read(CLASS.replace("return w * 2", "return pick(2)")).diagnostics
     assert (said.span.line, said.kernel) == (17, "k")
     assert "kernel k calls host function pick (defined at k.cu:1)" in said.message
+
+
+@pytest.mark.parametrize(
+    ("included", "body", "headers"),
+    [
+        ("math_constants.h", "o[0] = CUDART_PI_F;", ["math_constants.h"]),
+        ("math_constants.h", "o[0] = 1;", []),
+        ("curand_kernel.h", "curandState s; curand_init(1, 2, 3, &s);", ["curand_kernel.h"]),
+        ("cuda_pipeline.h", "__pipeline_commit();", ["cuda_pipeline.h"]),
+        ("cuComplex.h", "cuFloatComplex z = make_cuFloatComplex(1, 2);", ["cuComplex.h"]),
+        ("cuda/std/limits", "o[0] = cuda::std::numeric_limits<float>::max();", ["cuda/std/limits"]),
+        ("thrust/functional.h", "thrust::plus<float> p;", ["thrust/functional.h"]),
+        ("cub/block/block_reduce.cuh", "using namespace cub; BlockReduce<float, 32> r;", ["cub/cub.cuh"]),
+        ("iostream", "o[0] = 1;", []),
+        (
+            "cooperative_groups/reduce.h",
+            "using namespace cooperative_groups; o[0] = reduce(this_thread_block(), 1.0f, plus<float>());",
+            ["cooperative_groups.h", "cooperative_groups/reduce.h"],
+        ),
+        (
+            "cooperative_groups/reduce.h",
+            "namespace c = cooperative_groups; o[0] = c::reduce(c::this_thread_block(), 1.0f, c::plus<float>());",
+            ["cooperative_groups.h", "cooperative_groups/reduce.h"],
+        ),
+    ],
+)
+def test_a_slice_has_the_files_headers_that_it_names(
+    read: Callable[[str], Library], included: str, body: str, headers: list[str]
+) -> None:
+    library = read(f"#include <{included}>\n__global__ void k(float* o) {{ {body} }}\n")
+    assert library.diagnostics == ()
+    assert library.kernels[0].slice is not None
+    assert list(library.kernels[0].slice.headers) == [f"#include <{header}>" for header in headers]
+
+
+@pytest.mark.parametrize(
+    ("namespace", "body", "header"),
+    [("nvcuda", "wmma::mem_row_major;", "mma.h"), ("cub", "BlockReduce<float, 32> r;", "cub/cub.cuh")],
+)
+def test_an_opened_namespace_of_cuda_comes_along(
+    read: Callable[[str], Library], namespace: str, body: str, header: str
+) -> None:
+    text = f"using namespace {namespace};\n__global__ void k(float* o) {{ {body} }}\n"
+    first, second = read(f"#include <cub/cub.cuh>\n{text}__global__ void other(float* o) {{}}\n").kernels
+    assert first.slice is not None
+    assert second.slice is not None
+    assert first.slice.items[0].text == f"using namespace {namespace};"
+    assert first.slice.headers == (f"#include <{header}>",)
+    assert (len(second.slice.items), second.slice.headers) == (1, ())
+
+
+def test_headers_that_no_kernel_is_given_are_noted(read: Callable[[str], Library]) -> None:
+    names = ("stdio.h", "vector", "cuda_runtime.h", "sys/stat.h", "nvtx3/nvToolsExt.h", "own/library.h")
+    library = read("".join(f"#include <{name}>\n" for name in names) + "__global__ void k(float* o) {}\n")
+    assert [str(one) for one in library.diagnostics] == [
+        "k.cu:6:1: note: #include <own/library.h> is no header that kernels are given: what it defines is unknown"
+    ]
