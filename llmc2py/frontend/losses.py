@@ -6,8 +6,18 @@ from collections.abc import Iterator, Sequence
 
 from llmc2py.diagnostics import Diagnostic, Severity
 from llmc2py.frontend.items import Declaration, kernel_words
-from llmc2py.frontend.syntax import SyntaxTree, errors, leaves, walk
+from llmc2py.frontend.syntax import Node, SyntaxTree, errors, leaves, walk
 from llmc2py.ir.library import Item
+
+#: What is said of a kernel that is there and cannot be read.
+LOST = "a kernel begins here that cannot be read; it is left out: write it as __global__ void name(parameters) { … }"
+#: What a place may lack that has no spelling of its own.
+_WORDS = {
+    "identifier": "a name",
+    "type_identifier": "a type",
+    "field_identifier": "a name",
+    "number_literal": "a number",
+}
 
 
 def unparsed_places(tree: SyntaxTree) -> Iterator[Diagnostic]:
@@ -16,13 +26,27 @@ def unparsed_places(tree: SyntaxTree) -> Iterator[Diagnostic]:
         span = tree.span(node)
         if span.file != tree.file.file:
             continue
-        text = " ".join(tree.text(node).split())[:60]
-        message = (
-            f"{' '.join(tree.text(node.parent).split())[:40] if node.parent else ''} lacks {node.type}"
-            if node.is_missing
-            else f"cannot be parsed: {text!r}"
-        )
-        yield Diagnostic(Severity.WARNING, span, f"{message}; the rest of the file is read")
+        if node.is_missing and _is_whole_class(node):
+            continue
+        yield Diagnostic(Severity.WARNING, span, _missing(tree, node) if node.is_missing else _unparsed(tree, node))
+
+
+def _unparsed(tree: SyntaxTree, node: Node) -> str:
+    text = " ".join(tree.text(node).split())
+    return f"cannot be parsed: {text[:60]!r}{' …' if len(text) > 60 else ''}; it is passed over"
+
+
+def _missing(tree: SyntaxTree, node: Node) -> str:
+    around = " ".join(tree.text(node.parent).split())[:40] if node.parent is not None else ""
+    return f"{around!r} lacks {_WORDS.get(node.type, repr(node.type))}; it is read as if that were there"
+
+
+def _is_whole_class(node: Node) -> bool:
+    """``template class X<float>;``: the grammar has explicit instantiations of functions alone, which have a name."""
+    parent = node.parent
+    spec = parent.child_by_field_name("type") if parent is not None else None
+    is_instance = parent is not None and parent.type == "template_instantiation"
+    return is_instance and spec is not None and spec.type in ("class_specifier", "struct_specifier", "union_specifier")
 
 
 def lost_kernels(tree: SyntaxTree, declarations: Sequence[Declaration], items: Sequence[Item]) -> Iterator[Diagnostic]:
@@ -37,7 +61,7 @@ def lost_kernels(tree: SyntaxTree, declarations: Sequence[Declaration], items: S
         if tree.text(node) == "__global__":
             place = tree.span(node)
             if place.file == tree.file.file and not any(start <= node.start_byte < end for start, end in begun):
-                yield Diagnostic(Severity.ERROR, place, "a kernel begins here that cannot be read; it is left out")
+                yield Diagnostic(Severity.ERROR, place, LOST)
 
 
 #: Nodes that can be, or hold, the prototype or an explicit instantiation of a kernel.

@@ -16,6 +16,11 @@ Node = tree_sitter.Node
 
 _LANGUAGE = tree_sitter.Language(tree_sitter_cuda.language())
 _ALIGN = re.compile(r"__align__\s*\(([^()]*)\)")
+#: Attributes of kernels that the grammar does not know. Compilers read them in the slice; nothing here depends on them.
+_ATTRIBUTE = re.compile(
+    r"\b__(?:cluster_dims|maxnreg|block_size)__\s*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
+    r"|\b__(?:grid_constant|nv_pure)__\b"
+)
 _SPLIT_OPEN = re.compile(r"<[ \t]*<[ \t]*<")
 _SPLIT_CLOSE = re.compile(r">[ \t]*>[ \t]*>(?=\s*\()")
 
@@ -58,9 +63,11 @@ def parse(file: PreprocessedText) -> SyntaxTree:
 def _respell(text: str) -> str:
     """Put what the grammar does not know into words that it knows, every character staying at its place.
 
-    ``__align__(8)`` becomes ``alignas(8)``; ``k << <1, 2 >> > (a)``, as some formatters leave it, ``k<<<1, 2>>>(a)``.
+    ``__align__(8)`` becomes ``alignas(8)``, ``__maxnreg__(32)`` blanks; ``k << <1, 2 >> > (a)``, as some
+    formatters leave it, ``k<<<1, 2>>>(a)``.
     """
     text = _ALIGN.sub(lambda match: f"alignas({match[1]})".ljust(len(match[0])), text)
+    text = _ATTRIBUTE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
     if _SPLIT_OPEN.search(text):
         text = _SPLIT_OPEN.sub(lambda match: "<<<".rjust(len(match[0])), text)
         text = _SPLIT_CLOSE.sub(lambda match: ">>>".rjust(len(match[0])), text)

@@ -8,6 +8,7 @@ import os
 import pytest
 
 from llmc2py.diagnostics import Severity, UsageError
+from llmc2py.frontend.losses import LOST
 from llmc2py.frontend.reader import read_tree
 from llmc2py.outputs import default_output
 from llmc2py.pipeline import generate
@@ -156,21 +157,21 @@ def test_kernels_swallowed_by_a_missing_brace(tree):
     assert names(library) == ["good", "open"]
     assert [line.split(": ")[0] for line in said(library)] == ["open.cu:2:1", "open.cu:3:23"]
     (warning,) = said(library, Severity.WARNING)
-    assert "lacks }" in warning
+    assert "lacks '}'" in warning
     assert "\n" not in warning
 
 
 def test_kernels_inside_a_statement_at_file_scope_are_told(tree):
     library = read_tree(tree(odd__cu="for (;;) {\n__global__ void inside(float* o) { o[0] = 1; }\n}\n"))
     assert names(library) == ["good"]
-    assert said(library) == ["odd.cu:2:1: error: a kernel begins here that cannot be read; it is left out"]
+    assert said(library) == [f"odd.cu:2:1: error: {LOST}"]
 
 
 def test_what_reads_as_an_expression_begins_no_kernel(tree):
     text = '#include "whole.cuh"\n*f((x[__global__ void __launch_bounds__(1024,)lost(floatX,int\n'
     library = read_tree(tree(whole__cuh="int a;\n", odd__cu=text))
     assert names(library) == ["good"]
-    assert "odd.cu:2:7: error: a kernel begins here that cannot be read; it is left out" in said(library)
+    assert f"odd.cu:2:7: error: {LOST}" in said(library)
 
 
 def test_prototypes_are_no_lost_kernels(tree):

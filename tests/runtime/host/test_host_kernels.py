@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 AXPY = """
-__global__ void axpy(float* out, const float* x, float a, int n) {
+__global__ void __cluster_dims__(1, 1, 1) __maxnreg__(64) axpy(float* out, const float* x, float a, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) { out[i] = a * x[i] + out[i]; }
 }

@@ -38,6 +38,11 @@
 #define __forceinline__ inline
 #define __inline__ inline
 #define __launch_bounds__(...)
+// How fast a kernel is, and what blocks of a cluster share: what reads that of other blocks does not compile here.
+#define __maxnreg__(...)
+#define __cluster_dims__(...)
+#define __block_size__(...)
+#define __nv_pure__
 #define __align__(n) __attribute__((aligned(n)))
 #define __builtin_align__(n) __attribute__((aligned(n)))
 
