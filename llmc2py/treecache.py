@@ -67,7 +67,7 @@ class TreeReading:
         for known in (_SHARED.items, _SHARED.bodies):
             if len(known) > _SHARED_LIMIT:
                 known.clear()
-        self._cache = ReadCache(items=_SHARED.items, bodies=_SHARED.bodies)
+        self._cache = ReadCache(items=_SHARED.items, bodies=_SHARED.bodies, index=self._keys.index)
         self._known = [path for path in self._paths if self._is_known(path)]
         missing = list(set(self._paths).difference(self._known))
         # The largest first, so that all are done at about the same time.

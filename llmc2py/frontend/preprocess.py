@@ -22,8 +22,9 @@ from llmc2py.frontend.branches import OffBranch, follow
 from llmc2py.frontend.features import features_of_kernels
 from llmc2py.frontend.guarded import GuardedPreprocessor, told_failures
 from llmc2py.frontend.headers import ExpandedHeader, HeaderCache, Outside, names_in
+from llmc2py.frontend.includes import absent_message, quoted_name
 from llmc2py.frontend.lines import PLAIN, group_lines, text_of
-from llmc2py.frontend.sources import include_folders
+from llmc2py.frontend.sources import HeaderIndex, include_folders
 
 #: Macros whose value is known to the compiler of a slice alone.
 OPEN_MACROS = frozenset(
@@ -52,15 +53,6 @@ _MOST_INCLUDES = 2_000
 _DEEPEST_INCLUDE = 40
 
 _HAS_INCLUDE = re.compile(r"__has_include\s*\([^()\n]*\)")
-#: Headers that are told of nowhere: those of CUDA, which people include with quotes too, of C and C++, of the system,
-#: and of libraries for host code.
-_EXPECTED_HEADER = re.compile(
-    r"(?:cu|cooperative_groups|device_|vector_|sm_|math_|driver_|surface_|texture_|mma|nv|nccl|helper_).*"
-    r"|(?:thrust|cub|cuda|nvtx3|sys|arpa|netinet)/.*|[a-z_0-9]+"
-    r"|(?:assert|complex|ctype|errno|fcntl|fenv|float|getopt|inttypes|iso646|limits|locale|malloc|math|memory|mpi|omp)\.h"
-    r"|(?:dirent|dlfcn|glob|io|libgen|netdb|poll|process|pthread|sched|semaphore|setjmp|signal|stdarg)\.h"
-    r"|(?:stdatomic|stdbool|stddef|stdint|stdio|stdlib|string|strings|time|unistd|wchar|winsock2|windows|zlib)\.h"
-)
 _LINE_MARK = re.compile(r'^#line (\d+)(?: "(.*)")?$')
 
 
@@ -86,13 +78,16 @@ class PreprocessedText:
 class _Preprocessor(GuardedPreprocessor):
     """pcpp with our answers to its questions."""
 
-    def __init__(self, root: pathlib.Path, texts: dict[pathlib.Path, str], headers: HeaderCache) -> None:
+    def __init__(
+        self, root: pathlib.Path, texts: dict[pathlib.Path, str], headers: HeaderCache, index: HeaderIndex
+    ) -> None:
         #: How many directives were carried out that define something or include it.
         self._acted = 0
         super().__init__()
         self.root = root
         self.texts = texts
         self.headers = headers
+        self.index = index
         self.macros: dict[str, Any]
         self.countermacro: int
         self.include_once: dict[str, Any]
@@ -227,19 +222,33 @@ class _Preprocessor(GuardedPreprocessor):
             return
         yield from super().include(tokens, original_line)
 
-    def on_include_not_found(self, is_malformed: bool, is_system_include: bool, curdir: str, includepath: str) -> None:
+    def on_include_not_found(self, is_malformed: bool, is_system_include: bool, curdir: str, includepath: str) -> str:
+        """Return the folder of a quoted include that is elsewhere in the tree; report any other."""
         if is_malformed:
             self._report(Severity.WARNING, *self._directive, "an #include that names no file is ignored")
-        else:
-            self.system_headers[includepath] = None
-            is_expected = _EXPECTED_HEADER.fullmatch(includepath) is not None
-            if is_system_include and not is_expected:
-                message = f"#include <{includepath}> is no header that kernels are given: what it defines is unknown"
-                self._report(Severity.NOTE, *self._directive, message)
-            elif not is_expected and not self._leaves_tree(includepath):
-                message = f"#include {quoted_name(includepath)} is not in the source tree: what it defines is unknown"
-                self._report(Severity.NOTE, *self._directive, message)
+            raise pcpp.OutputDirective(pcpp.Action.IgnoreAndRemove)
+        found = None if is_system_include else self.index.nearest(includepath, curdir)
+        if found is not None and self._is_readable(found):
+            return found.removesuffix(f"/{os.path.normpath(includepath)}")
+        self._report_absent(is_system_include, includepath)
+        self.system_headers[includepath] = None
         raise pcpp.OutputDirective(pcpp.Action.IgnoreAndRemove)
+
+    def _is_readable(self, name: str) -> bool:
+        path = pathlib.Path(os.path.realpath(name))
+        try:
+            if path.is_relative_to(self.root) and path not in self.texts:
+                self.texts[path] = read_source(path)
+        except (OSError, ValueError):
+            return False
+        return path in self.texts
+
+    def _report_absent(self, is_system_include: bool, includepath: str) -> None:
+        there = [self.relative(path) for path in self.index.namesakes(includepath)]
+        is_told = is_system_include or not self._leaves_tree(includepath)
+        message = absent_message(includepath, there, is_system_include=is_system_include) if is_told else None
+        if message is not None:
+            self._report(Severity.NOTE, *self._directive, message)
 
     def _leaves_tree(self, includepath: str) -> bool:
         folder = (self.root / self._directive[0]).parent
@@ -325,11 +334,6 @@ class _Preprocessor(GuardedPreprocessor):
         self.diagnostics.append(Diagnostic(severity, place, shown, loses=loses))
 
 
-def quoted_name(path: str) -> str:
-    """Return the name of an included file in double quotes, as the directive has it."""
-    return f'"{path}"'
-
-
 def read_source(path: pathlib.Path) -> str:
     """Return the text of a source file: UTF-8 with or without a mark, else Latin-1; line ends become line feeds.
 
@@ -349,16 +353,20 @@ def read_source(path: pathlib.Path) -> str:
 
 
 def preprocess(
-    path: pathlib.Path, root: pathlib.Path, texts: dict[pathlib.Path, str], headers: HeaderCache
+    path: pathlib.Path,
+    root: pathlib.Path,
+    texts: dict[pathlib.Path, str],
+    headers: HeaderCache,
+    index: HeaderIndex | None = None,
 ) -> PreprocessedText:
     """Preprocess one file of the tree at ``root`` (both resolved paths).
 
-    ``texts`` holds files already read, ``headers`` headers already expanded; both are added to. Raises what
-    ``read_source`` raises.
+    ``texts`` holds files already read, ``headers`` headers already expanded; both are added to. ``index`` is that of
+    the tree, where there is one already. Raises what ``read_source`` raises.
     """
     if path not in texts:
         texts[path] = read_source(path)
-    preprocessor = _Preprocessor(root, texts, headers)
+    preprocessor = _Preprocessor(root, texts, headers, index or HeaderIndex(root))
     for folder in include_folders(root):
         preprocessor.add_path(str(folder))
     for macro in (*_COMPILER_MACROS, *features_of_kernels(texts[path], KNOWN_MACROS)):

@@ -14,7 +14,7 @@ from llmc2py.frontend.creference import parse_references
 from llmc2py.frontend.headers import HeaderCache
 from llmc2py.frontend.linking import linked
 from llmc2py.frontend.preprocess import preprocess
-from llmc2py.frontend.sources import find_sources
+from llmc2py.frontend.sources import HeaderIndex, find_sources
 from llmc2py.frontend.unit import KnownItems, UnitReader
 from llmc2py.ir.library import Library, Reference, SourceFile
 from llmc2py.ir.statements import Body
@@ -32,6 +32,7 @@ class ReadCache:
     items: KnownItems = field(default_factory=dict)
     bodies: dict[object, Body] = field(default_factory=dict)
     hashes: dict[str, str] = field(default_factory=dict)
+    index: HeaderIndex | None = None
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def read_tree(root: pathlib.Path) -> Library:
     Raises UsageError where the folder is missing or holds no source.
     """
     root = root.resolve()
-    cache = ReadCache()
+    cache = ReadCache(index=HeaderIndex(root))
     paths, unreadable = find_sources(root)
     return library_of([read_unit(path, root, cache) for path in paths], unreadable)
 
@@ -77,7 +78,7 @@ def read_unit(path: pathlib.Path, root: pathlib.Path, cache: ReadCache) -> ReadU
             raise ValueError("is no regular file")
         if not name.isprintable():
             raise ValueError("its name holds control characters")
-        text = preprocess(path, root, cache.texts, cache.headers)
+        text = preprocess(path, root, cache.texts, cache.headers, cache.index)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         return _unreadable(path, reason, root, cache)

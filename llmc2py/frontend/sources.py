@@ -7,6 +7,8 @@ import os
 import pathlib
 import re
 import stat
+from collections.abc import Callable, Iterator
+from functools import cached_property
 
 from llmc2py.caching import content_key
 from llmc2py.diagnostics import Diagnostic, Severity, SourceSpan, UsageError
@@ -15,6 +17,9 @@ CUDA_SUFFIXES = frozenset({".cu", ".cuh"})
 #: Plain headers are read on their own where kernels or launches may be in them.
 _OWN = re.compile(rb"__global__|<<<|\bcu(?:da)?Launch\w*Kernel")
 HEADER_SUFFIXES = frozenset({".h", ".hpp", ".hh", ".hxx", ".inl"})
+_INCLUDED_SUFFIXES = CUDA_SUFFIXES | HEADER_SUFFIXES | {".inc", ".ipp", ".tcc", ".c", ".cpp", ".cc"}
+#: More files of one name are no sign of which of them is meant.
+_MOST_NAMESAKES = 8
 _PACKAGE_MARK = "llmc2py.lock"
 #: Whatever may name an included file, in comments and strings too.
 _INCLUDE = re.compile(rb'include\s*["<]([^">\n]+)[">]')
@@ -33,18 +38,22 @@ def find_sources(root: pathlib.Path) -> tuple[list[pathlib.Path], list[Diagnosti
         raise UsageError(f"{root}: is a file; give the folder that it lies in (and choose with --only)")
     found: list[pathlib.Path] = []
     unreadable: list[Diagnostic] = []
-    for folder, folders, files in os.walk(
-        root, onerror=lambda error: unreadable.append(_unreadable_folder(error, root))
-    ):
+    for folder, files in _walk(root, lambda error: unreadable.append(_unreadable_folder(error, root))):
+        found += [path for name in files if _is_source(path := pathlib.Path(folder, name))]
+    if not found:
+        raise UsageError("\n".join([f"{root}: no .cu or .cuh file in it", *map(str, unreadable)]))
+    return sorted(found), unreadable
+
+
+def _walk(root: pathlib.Path, on_error: Callable[[OSError], None] | None = None) -> Iterator[tuple[str, list[str]]]:
+    """Yield the folders of a tree with the names of their files, without hidden folders and generated packages."""
+    for folder, folders, files in os.walk(root, onerror=on_error):
         folders[:] = sorted(
             name
             for name in folders
             if not name.startswith(".") and not pathlib.Path(folder, name, _PACKAGE_MARK).is_file()
         )
-        found += [path for name in files if _is_source(path := pathlib.Path(folder, name))]
-    if not found:
-        raise UsageError("\n".join([f"{root}: no .cu or .cuh file in it", *map(str, unreadable)]))
-    return sorted(found), unreadable
+        yield folder, files
 
 
 def _is_source(path: pathlib.Path) -> bool:
@@ -66,6 +75,41 @@ def include_folders(root: pathlib.Path) -> list[pathlib.Path]:
     return [folder for folder in (root, root / "include", root / "src", root / "llmc") if folder.is_dir()]
 
 
+class HeaderIndex:
+    """The files of a tree (a resolved path) that may be included, by name: for includes that a build's options find."""
+
+    def __init__(self, root: pathlib.Path) -> None:
+        self._root = root
+
+    @cached_property
+    def _by_name(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for folder, files in _walk(self._root):
+            for name in files:
+                if os.path.splitext(name)[1] in _INCLUDED_SUFFIXES:
+                    found.setdefault(name, []).append(os.path.join(folder, name))
+        return found
+
+    def namesakes(self, name: str) -> list[str]:
+        """Return the files that an include may mean by its spelling, in order; none where there are too many."""
+        ending = f"/{os.path.normpath(name)}"
+        found = sorted(path for path in self._by_name.get(os.path.basename(name), ()) if path.endswith(ending))
+        return found if len(found) <= _MOST_NAMESAKES else []
+
+    def nearest(self, name: str, folder: str) -> str | None:
+        """Return the file that alone is called so in the smallest folder around ``folder`` with any; None for several.
+
+        ``folder`` is that of the file which includes it.
+        """
+        found = self.namesakes(name)
+        around = pathlib.PurePath(folder)
+        for outer in (around, *around.parents):
+            inside = [path for path in found if path.startswith(f"{outer}{os.sep}")]
+            if inside:
+                return inside[0] if len(inside) == 1 else None
+        return None
+
+
 class UnitKeys:
     """Keys of the translation units of a tree (a resolved path), from the contents of files alone.
 
@@ -75,6 +119,7 @@ class UnitKeys:
 
     def __init__(self, root: pathlib.Path) -> None:
         self._root = str(root)
+        self.index = HeaderIndex(root)
         self._include_folders = [str(folder) for folder in include_folders(root)]
         self._files: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._paths: dict[tuple[str, str], str] = {}
@@ -115,7 +160,8 @@ class UnitKeys:
             for file in pending:
                 names.update(self._file(file)[1])
                 folders.add(os.path.dirname(file))
-            found = {self._joined(folder, name) for folder in folders for name in names} - places
+            found = {self._joined(folder, name) for folder in folders for name in names}
+            found = found.union(*map(self.index.namesakes, names)) - places
             places |= found
             pending = [place for place in found if not self._file(place)[0].startswith(_ABSENT)]
         return places
