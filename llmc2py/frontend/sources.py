@@ -80,6 +80,7 @@ class HeaderIndex:
 
     def __init__(self, root: pathlib.Path) -> None:
         self._root = root
+        self._namesakes: dict[str, list[str]] = {}
 
     @cached_property
     def _by_name(self) -> dict[str, list[str]]:
@@ -92,9 +93,11 @@ class HeaderIndex:
 
     def namesakes(self, name: str) -> list[str]:
         """Return the files that an include may mean by its spelling, in order; none where there are too many."""
-        ending = f"/{os.path.normpath(name)}"
-        found = sorted(path for path in self._by_name.get(os.path.basename(name), ()) if path.endswith(ending))
-        return found if len(found) <= _MOST_NAMESAKES else []
+        if name not in self._namesakes:
+            ending = f"/{os.path.normpath(name)}"
+            found = sorted(path for path in self._by_name.get(os.path.basename(name), ()) if path.endswith(ending))
+            self._namesakes[name] = found if len(found) <= _MOST_NAMESAKES else []
+        return self._namesakes[name]
 
     def nearest(self, name: str, folder: str) -> str | None:
         """Return the file that alone is called so in the smallest folder around ``folder`` with any; None for several.
