@@ -11,7 +11,7 @@ from llmc2py.frontend.items import Declaration
 from llmc2py.frontend.macros import chosen_constant, known_value, read_macros
 from llmc2py.frontend.syntax import Node, SyntaxTree, child, named, walk
 from llmc2py.ir.conditions import PRECISIONS, holds, host_precisions
-from llmc2py.ir.expressions import Expression, Number, TemplateArgument, Unreadable
+from llmc2py.ir.expressions import Expression, Number, Unreadable
 from llmc2py.ir.library import ClassConstant, Item, TypeAlias
 from llmc2py.ir.types import CType, canonical_name
 
@@ -65,7 +65,7 @@ class ScopeReader:
         # typedef Packed128<float> f128;
         if node.type == "type_definition":
             spec = child(node, "type")
-            arguments = self._type_arguments(spec)
+            arguments = self.expressions.template_arguments(spec)
             for item in node.children_by_field_name("declarator"):
                 if item.type != "function_declarator":
                     name, ctype = declared(self.tree, item, read_type(self.tree, node))
@@ -74,11 +74,7 @@ class ScopeReader:
         elif node.type == "alias_declaration":
             descriptor = child(node, "type")
             ctype = read_descriptor(self.tree, descriptor)
-            yield self.tree.text(child(node, "name")), TypeAlias(ctype, self._type_arguments(descriptor))
-
-    def _type_arguments(self, node: Node) -> tuple[CType, ...]:
-        arguments: tuple[TemplateArgument, ...] = self.expressions.template_arguments(node)
-        return tuple(item.type for item in arguments if item.type is not None)
+            yield self.tree.text(child(node, "name")), TypeAlias(ctype, self.expressions.template_arguments(descriptor))
 
     def _read(self, declaration: Declaration) -> None:
         node = declaration.node

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from llmc2py.diagnostics import Diagnostic, SourceSpan
-from llmc2py.ir.expressions import Expression
+from llmc2py.ir.expressions import Expression, TemplateArgument
 from llmc2py.ir.statements import Body
 from llmc2py.ir.types import CType
 
@@ -133,10 +133,10 @@ class ClassConstant:
 
 @dataclass(frozen=True)
 class TypeAlias:
-    """What a ``typedef`` or ``using`` names: a type, with its template arguments as canonical types."""
+    """What a ``typedef`` or ``using`` names: a type, with its template arguments, types canonical."""
 
     type: CType
-    arguments: tuple[CType, ...]
+    arguments: tuple[TemplateArgument, ...]
 
 
 @dataclass(frozen=True)

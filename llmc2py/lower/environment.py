@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from llmc2py.ir.library import Launcher, Scope
@@ -42,6 +43,8 @@ class Environment:
     hoisted: dict[str, str] = field(default_factory=dict)
     template: frozenset[str] = frozenset()
     template_values: frozenset[str] = frozenset()
+    #: What template parameters of a host function that only computes stand for, where these are types.
+    types: Mapping[str, CType] = field(default_factory=dict)
 
     def function(self, name: str) -> Launcher | None:
         """Return the host function of a name; None where there is none, or one of several."""

@@ -34,7 +34,8 @@ from llmc2py.lower.lowered import (
     truth,
     wrapped,
 )
-from llmc2py.lower.rewriting import ceil_div_operands, with_names
+from llmc2py.lower.rewriting import ceil_div_operands, with_arguments
+from llmc2py.lower.templates import check_given, paired
 from llmc2py.lower.values import DEVICE_FIELDS, ValueLowering
 
 _ALIGNMENTS = (1, 2, 4, 8, 16)
@@ -321,7 +322,9 @@ class ExpressionLowering(ValueLowering):
         if not isinstance(returned, ir.Expression):
             return None
         names = {one.name: value for one, value in zip(function.parameters, node.arguments, strict=True)}
-        return stored(self.lower(with_names(returned, names)), function.returns)
+        template = paired(((one.name, one.default) for one in function.template), node.template, node.span)
+        check_given(node.span, node.function, returned, {one.name for one in function.template} - template.keys())
+        return stored(self.lower(with_arguments(returned, names, template)), function.returns)
 
     def _unreadable(self, node: ir.Unreadable) -> Lowered:
         raise SourceError(node.span, f"{node.text!r}: {node.reason}")

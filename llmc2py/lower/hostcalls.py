@@ -14,7 +14,9 @@ from llmc2py.lower.cublas import lower_cublas
 from llmc2py.lower.environment import STATUS, Environment, Variable
 from llmc2py.lower.expressions import ExpressionLowering
 from llmc2py.lower.lowered import Lowered, stored
+from llmc2py.lower.reach import calls_itself
 from llmc2py.lower.spelling import spelled
+from llmc2py.lower.templates import Given, paired
 
 #: Calls that a plan has no use for: the stream orders it, and errors are raised by the operation itself.
 _IGNORED = re.compile(
@@ -59,14 +61,14 @@ class HostCallLowering(ExpressionLowering):
     """Expression lowering that knows the CUDA runtime.
 
     ``kernel`` turns a kernel's C name into its Python name; ``helper`` lowers a host function that computes a number,
-    and returns None where it cannot.
+    with the template arguments that it is given, and returns None where it cannot.
     """
 
     def __init__(
         self,
         environment: Environment,
         kernel: Callable[[ex.Expression, str], str],
-        helper: Callable[[Launcher], HelperPlan | None],
+        helper: Callable[[Launcher, Given], HelperPlan | None],
     ) -> None:
         super().__init__(environment)
         self.kernel = kernel
@@ -118,15 +120,42 @@ class HostCallLowering(ExpressionLowering):
             value = node.template[-1].value
             if value is not None:
                 return self.lower(value)
-        # blocks_for(n, 256): a host function of several statements becomes a Python function
         function = self.environment.function(node.function)
-        if function is not None and len(function.body) > 1 and len(function.parameters) == len(node.arguments):
-            helper = self.helper(function)
-            if helper is not None:
-                arguments = [*(["plan"] if helper.takes_plan else []), *(self.text(one) for one in node.arguments)]
-                returns = function.returns if function.returns.is_integer or function.returns.is_floating else INT
-                return Lowered(f"{helper.name}({', '.join([*arguments, *helper.asked])})", returns)
+        if function is not None and function.body and len(function.parameters) == len(node.arguments):
+            if calls_itself(function, self.environment.scope):
+                raise SourceError(node.span, f"{node.function}() calls itself, which cannot be lowered")
+            # blocks_for(n, 256): a host function of several statements becomes a Python function
+            if len(function.body) > 1 or self._means_others(function):
+                called = self._helper_call(node, function)
+                if called is not None:
+                    return called
         return super()._call(node)
+
+    def _means_others(self, function: Launcher) -> bool:
+        """Whether a name in a host function would mean a variable of its caller, if it stood there."""
+        own = {one.name for one in function.parameters} | {one.name for one in function.template}
+        used = {
+            part.name
+            for statement in function.body
+            for value in vars(statement).values()
+            if isinstance(value, ex.Expression)
+            for part in ex.walk(value)
+            if isinstance(part, ex.Name)
+        }
+        return bool((used - own) & self.environment.variables.keys())
+
+    def _helper_call(self, node: ex.Call, function: Launcher) -> Lowered | None:
+        template = paired(((one.name, one.default) for one in function.template), node.template, node.span)
+        helper = self.helper(function, template)
+        if helper is None:
+            return None
+        arguments = [*(["plan"] if helper.takes_plan else []), *(self.text(one) for one in node.arguments)]
+        for one in function.template:
+            if one.kind != "type":
+                given = template[one.name].value
+                arguments.append(self.text(given) if given is not None else template[one.name].text)
+        returns = function.returns if function.returns.is_integer or function.returns.is_floating else INT
+        return Lowered(f"{helper.name}({', '.join([*arguments, *helper.asked])})", returns)
 
     # assert(n % block_size == 0)
     def _do_assert(self, node: ex.Call) -> list[str]:

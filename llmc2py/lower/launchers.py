@@ -35,7 +35,8 @@ from llmc2py.lower.hostcalls import HostCallLowering
 from llmc2py.lower.lowered import Lowered, stored
 from llmc2py.lower.multiples import Multiples
 from llmc2py.lower.reach import launcher_parameters, launches
-from llmc2py.lower.spelling import spelled
+from llmc2py.lower.spelling import configuration
+from llmc2py.lower.templates import Given, check_kinds
 from llmc2py.lower.unused import without_unused
 
 _LONG = CType("long")
@@ -127,20 +128,36 @@ class _LauncherLowering(BlockLowering):
         self.kernels[name] = None
         return self.symbols[name]
 
-    def _helper(self, function: Launcher) -> HelperPlan | None:
-        """Lower a host function of numbers, for the expressions that call it; None where it does more than compute."""
-        name = f"{function.name}_" if function.name in RUNTIME_NAMES else python_name(function.name)
-        if name in self.helpers:
-            return self.helpers[name]
+    def _helper(self, function: Launcher, given: Given) -> HelperPlan | None:
+        """Lower a host function of numbers, for the expressions that call it; None where it does more than compute.
+
+        Template parameters that are numbers become its last parameters, those that are types its types.
+        """
         if any(one.type.is_pointer for one in function.parameters) or launches(function, self.scope):
             return None
+        check_kinds(function, given)
+        types = {name: self.expressions.resolve(one.type) for name, one in given.items() if one.type is not None}
+        types = {one.name: types[one.name] for one in function.template if one.kind == "type" and one.name in types}
+        name = f"{function.name}_" if function.name in RUNTIME_NAMES else python_name(function.name)
+        name = "_".join([name, *(re.sub(r"\W+", "_", str(ctype)).strip("_") for ctype in types.values())])
+        if name in self.helpers:
+            return self.helpers[name]
         lowering = _LauncherLowering(function, self.scope, self.symbols, self.asked_of)
         lowering.returns_value = True
+        own = {one.name for one in function.template}
+        # What a type stands for may be a template parameter of the launcher; of this function it has no others.
+        lowering.environment.types = types
+        lowering.environment.template = frozenset(one.base for one in types.values()) & self.environment.template - own
+        lowering.environment.template_values = frozenset()
         for one in function.parameters:
             lowering._bind(one.name, one.type if one.type.is_integer or one.type.is_floating else INT)
+        values = [one for one in function.template if one.kind != "type"]
+        for value in values:
+            lowering._bind(value.name, CType(canonical_name(value.kind)), is_natural=value.kind == "bool")
         lowering._body(function.body)
         self.environment.asked |= lowering.environment.asked
-        parameters = (*(python_name(one.name) for one in function.parameters), *lowering.environment.asked)
+        taken = [*(one.name for one in function.parameters), *(one.name for one in values)]
+        parameters = (*map(python_name, taken), *lowering.environment.asked)
         self.helpers |= lowering.helpers
         lines = without_unused((*lowering._hoisted(), *lowering.lines))
         takes_plan = any(re.search(r"\bplan\b", line) for line in lines)
@@ -260,7 +277,7 @@ class _LauncherLowering(BlockLowering):
         ]
         parts += rest
         template = self.expressions.template(statement.template)
-        self.launches.append(_configuration(statement))
+        self.launches.append(configuration(statement))
         self._emit(f"plan.launch({', '.join(parts)}{template})")
 
     def _left_out(
@@ -383,13 +400,3 @@ class _LauncherLowering(BlockLowering):
 
     def _on_unsupported(self, statement: ir.Unsupported) -> None:
         raise SourceError(statement.span, f"{' '.join(statement.text.split())[:60]!r}: {statement.reason}")
-
-
-def _configuration(statement: ir.Launch) -> str:
-    """Return a launch configuration in C's words, for listings."""
-    parts = [statement.grid, statement.block]
-    if statement.shared is not None and not (isinstance(statement.shared, ex.Number) and statement.shared.value == 0):
-        parts.append(statement.shared)
-    template = ", ".join(argument.text for argument in statement.template)
-    kernel = f"{statement.kernel}<{template}>" if template else statement.kernel
-    return f"{kernel}<<<{', '.join(spelled(part) for part in parts)}>>>"

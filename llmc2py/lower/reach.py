@@ -21,6 +21,20 @@ def launches(launcher: Launcher, scope: Scope, seen: frozenset[str] = frozenset(
     return any(launches(version, scope, seen) for name in names for version in scope.functions.get(name, ()))
 
 
+def calls_itself(launcher: Launcher, scope: Scope) -> bool:
+    """Whether a host function calls itself, directly or through others."""
+    seen: set[str] = set()
+    pending = called(launcher)
+    while pending:
+        name = pending.pop()
+        if name == launcher.name:
+            return True
+        if name not in seen:
+            seen.add(name)
+            pending |= {other for version in scope.functions.get(name, ()) for other in called(version)}
+    return False
+
+
 def called(launcher: Launcher) -> set[str]:
     """Return the names of the functions that a launcher calls."""
     return {name for statement in ir.walk(launcher.body) for name in called_in(statement)}

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
+from llmc2py.diagnostics import SourceError
 from llmc2py.ir import expressions as ir
 from llmc2py.ir.types import CType
+
+#: No template parameters.
+NOTHING: Mapping[str, ir.TemplateArgument] = MappingProxyType({})
 
 
 def ceil_div_operands(node: ir.Binary) -> tuple[ir.Expression, ir.Expression] | None:
@@ -40,32 +47,64 @@ def _is_number(node: ir.Expression, value: int) -> bool:
     return isinstance(node, ir.Number) and node.value == value
 
 
-def with_types(node: ir.Expression, types: dict[str, CType]) -> ir.Expression:
-    """Return a class constant's value with template parameters replaced by types."""
-    return _rebuilt(node, lambda part: _typed(part, types))
+def with_arguments(
+    node: ir.Expression, names: Mapping[str, ir.Expression], template: Mapping[str, ir.TemplateArgument] = NOTHING
+) -> ir.Expression:
+    """Return an expression with parameters and template parameters replaced by arguments, all at once.
+
+    Raises SourceError where a type is given for a number.
+    """
+    return _Replacing(names, template).node(node)
 
 
-def _typed(node: ir.Expression, types: dict[str, CType]) -> ir.Expression | None:
-    if isinstance(node, ir.SizeOf) and node.type.base in types:
-        return ir.SizeOf(node.span, types[node.type.base])
-    return None
+class _Replacing:
+    def __init__(self, names: Mapping[str, ir.Expression], template: Mapping[str, ir.TemplateArgument]) -> None:
+        self._names = names
+        self._template = template
 
+    def node(self, node: ir.Expression) -> ir.Expression:
+        if isinstance(node, ir.Name):
+            return self._name(node)
+        parts = {key: self._part(value) for key, value in vars(node).items()}
+        return type(node)(**parts)
 
-def with_names(node: ir.Expression, names: dict[str, ir.Expression]) -> ir.Expression:
-    """Return a function's result with its parameters replaced by arguments."""
-    return _rebuilt(node, lambda part: names.get(part.name) if isinstance(part, ir.Name) else None)
-
-
-def _rebuilt(node: ir.Expression, change: Callable[[ir.Expression], ir.Expression | None]) -> ir.Expression:
-    changed = change(node)
-    if changed is not None:
-        return changed
-    parts: dict[str, object] = {}
-    for key, value in vars(node).items():
+    def _part(self, value: Any) -> Any:
         if isinstance(value, ir.Expression):
-            parts[key] = _rebuilt(value, change)
-        elif isinstance(value, tuple) and any(isinstance(item, ir.Expression) for item in value):
-            parts[key] = tuple(_rebuilt(item, change) for item in value)
-        else:
-            parts[key] = value
-    return type(node)(**parts)  # type: ignore[arg-type]
+            return self.node(value)
+        if isinstance(value, CType):
+            return self._type(value)
+        if isinstance(value, ir.TemplateArgument):
+            return self._argument(value)
+        if isinstance(value, tuple):
+            return tuple(self._part(item) for item in value)
+        return value
+
+    def _name(self, node: ir.Name) -> ir.Expression:
+        if node.name in self._names:
+            return self._names[node.name]
+        if node.name in self._template:
+            given = self._template[node.name]
+            if given.value is None:
+                raise SourceError(node.span, f"{node.name} is {given.text}, which is no value")
+            return given.value
+        return ir.Name(node.span, self._text(node.name)) if "<" in node.name else node
+
+    def _type(self, ctype: CType) -> CType:
+        given = self._template.get(ctype.base)
+        if given is None or given.type is None:
+            return ctype
+        return CType(given.type.base, given.type.pointers + ctype.pointers, ctype.const or given.type.const)
+
+    def _argument(self, one: ir.TemplateArgument) -> ir.TemplateArgument:
+        given = self._template.get(one.text.strip())
+        if given is not None:
+            return given
+        ctype = self._type(one.type) if one.type is not None else None
+        return ir.TemplateArgument(ctype, self.node(one.value) if one.value is not None else None, self._text(one.text))
+
+    def _text(self, text: str) -> str:
+        return re.sub(
+            r"(?<![\w:.])[A-Za-z_]\w*",
+            lambda word: self._template[word[0]].text if word[0] in self._template else word[0],
+            text,
+        )

@@ -1,8 +1,9 @@
-"""Expressions of host code in C's own words, for listings and messages."""
+"""Expressions and launches of host code in C's own words, for listings and messages."""
 
 from __future__ import annotations
 
 from llmc2py.ir import expressions as ex
+from llmc2py.ir.statements import Launch
 
 # C's precedence of infix operators, tightest first.
 _LEVELS = ("* / %", "+ -", "<< >>", "< <= > >=", "== !=", "&", "^", "|", "&&", "||")
@@ -16,6 +17,14 @@ def spelled(node: ex.Expression) -> str:
     The text fits between double quotes: it is one line, without double quotes and backslashes of its own.
     """
     return " ".join(_spell(node).replace('"', "'").replace("\\", "/").split())
+
+
+def configuration(statement: Launch) -> str:
+    """Return a launch with its configuration."""
+    parts = [statement.grid, statement.block]
+    if statement.shared is not None and not (isinstance(statement.shared, ex.Number) and statement.shared.value == 0):
+        parts.append(statement.shared)
+    return f"{statement.kernel}{_template(statement.template)}<<<{', '.join(spelled(part) for part in parts)}>>>"
 
 
 def _spell(node: ex.Expression) -> str:

@@ -15,7 +15,8 @@ from llmc2py.ir.names import python_name
 from llmc2py.ir.types import BOOL, INT, CType, canonical_name
 from llmc2py.lower.environment import ENUMERATOR, STATUS, Environment
 from llmc2py.lower.lowered import Lowered
-from llmc2py.lower.rewriting import with_types
+from llmc2py.lower.rewriting import with_arguments
+from llmc2py.lower.templates import check_given, class_of, paired, split_owner
 
 DEVICE_FIELDS = frozenset(
     {
@@ -86,12 +87,20 @@ class ValueLowering:
         """A constant's value; what the precision decides gets a name at the top."""
         value = self.environment.scope.constants[name]
         if not isinstance(value, ir.PrecisionChoice):
-            return self.lower(value)
-        choices = [(precision, self.lower(one)) for precision, one in value.values]
+            return self._at_file_scope(value)
+        choices = [(precision, self._at_file_scope(one)) for precision, one in value.values]
         items = ", ".join(f'"{precision}": {one.text}' for precision, one in choices)
         hoisted = python_name(name)
         self.environment.hoisted[hoisted] = f"{{{items}}}[plan.precision]"
         return Lowered(hoisted, choices[0][1].type, is_natural=all(one.is_natural for _, one in choices))
+
+    def _at_file_scope(self, value: ir.Expression) -> Lowered:
+        """Lower what stands outside of the function: names of locals mean something else there."""
+        variables, self.environment.variables = self.environment.variables, {}
+        try:
+            return self.lower(value)
+        finally:
+            self.environment.variables = variables
 
     def _qualified(self, node: ir.Name) -> Lowered:
         """``x128::size``: a static constant of a class, its template parameters replaced; ``decltype(n)::value``."""
@@ -100,19 +109,26 @@ class ValueLowering:
         if carrier is not None and member == "value":
             return self._name(ir.Name(node.span, carrier[1]))
         alias = self.environment.scope.aliases.get(owner)
-        base = alias.type.base if alias else owner.split("<")[0]
-        constant = self.environment.scope.class_constants.get((base, member))
-        is_namespace = alias is None and all(name != base for name, _ in self.environment.scope.class_constants)
+        base, given = (alias.type.base, alias.arguments) if alias else split_owner(owner, node.span)
+        constants = self.environment.scope.class_constants
+        classes = ((name, bool(one.parameters)) for (name, _), one in constants.items())
+        base = class_of(base, given, classes, node.span)
+        constant = constants.get((base, member))
+        is_namespace = alias is None and all(name != base for name, _ in constants)
         if constant is None and is_namespace and member in self.environment.scope.constants:
-            return self.lower(self.environment.scope.constants[member])
+            return self._constant(member)
         if constant is None:
             raise SourceError(node.span, f"{node.name} is no constant that is known")
-        arguments = alias.arguments if alias else tuple(
-            CType(canonical_name(name)) for name in re.findall(r"<(.*)>", owner)[:1]
-        )  # fmt: skip
-        replaced = dict(zip(constant.parameters, arguments, strict=False))
-        lowered = self.lower(with_types(constant.value, replaced))
-        if lowered.text.isdigit():
+        template = paired([(name, None) for name in constant.parameters], given, node.span)
+        siblings = {
+            other: ir.Name(node.span, f"{owner}::{other}")
+            for name, other in constants
+            if name == base and other != member and other not in constant.parameters
+        }
+        check_given(node.span, base, constant.value, constant.parameters[len(given) :])
+        lowered = self.lower(with_arguments(constant.value, siblings, template))
+        local = {part for one in given for part in re.findall(r"[A-Za-z_]\w*", one.text)}
+        if lowered.text.isdigit() or local & self.environment.variables.keys():
             return lowered
         name = python_name(re.sub(r"\W+", "_", node.name).strip("_"))
         self.environment.hoisted[name] = lowered.text
@@ -146,6 +162,9 @@ class ValueLowering:
 
     def resolve(self, ctype: CType) -> CType:
         """Return a type with its alias replaced."""
+        given = self.environment.types.get(ctype.base)
+        if given is not None:
+            return CType(given.base, given.pointers + ctype.pointers, ctype.const or given.const)
         alias = self.environment.scope.aliases.get(ctype.base)
         if alias is None or alias.arguments:
             return CType(canonical_name(ctype.base), ctype.pointers, ctype.const)
