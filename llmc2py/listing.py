@@ -234,7 +234,7 @@ def _uses(generated: Generated) -> dict[tuple[str, str], list[Record]]:
                 kernel = scopes[module.source].kernels.get(name)
                 if kernel is not None:
                     use = _use_record("launcher", plan.name, module.source, text)
-                    uses.setdefault((kernel.span.file, name), []).append(use)
+                    uses.setdefault((kernel.span.file, kernel.name), []).append(use)
     for module in generated.plan.ops:
         if module.op is not None:
             for name, configuration in _recipe_launches(module):

@@ -200,6 +200,7 @@ def names_used(tree: SyntaxTree, node: Node) -> tuple[frozenset[str], frozenset[
     uses: set[str] = set()
     calls: set[str] = set()
     local: set[str] = set()
+    qualified: set[str] = set()
     for item in walk(node):
         kind = item.type
         if kind in _IDENTIFIERS:
@@ -213,11 +214,14 @@ def names_used(tree: SyntaxTree, node: Node) -> tuple[frozenset[str], frozenset[
                     target = child(declarator, "declarator") if declarator.type == "init_declarator" else declarator
                     local.add(declared(tree, target, _NO_TYPE)[0])
         elif kind == "call_expression":
-            calls.add(_callee(tree, child(item, "function")))
+            function = child(item, "function")
+            # ::f() calls a function, whatever a local variable is called.
+            (qualified if function.type == "qualified_identifier" else calls).add(_callee(tree, function))
         elif kind == "preproc_arg":
             uses.update(_WORD.findall(tree.text(item)))
     uses.update(word.decode() for word in words)
-    return frozenset(uses - local), frozenset(calls - local - {""})
+    qualified.discard("")
+    return frozenset((uses - local) | qualified), frozenset((calls - local - {""}) | qualified)
 
 
 def _callee(tree: SyntaxTree, function: Node) -> str:

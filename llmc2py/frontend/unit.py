@@ -71,8 +71,14 @@ class UnitReader:
         """Return what the file defines; diagnostics are left in ``diagnostics``."""
         self.diagnostics += unparsed_places(self.tree)
         kernels: dict[str, Kernel] = {}
+        others: dict[str, Kernel] = {}
         for kernel in self._kernels():
-            kernels[kernel.name] = self._one_of(kernels[kernel.name], kernel) if kernel.name in kernels else kernel
+            first = kernels.setdefault(kernel.name, kernel)
+            if first is not kernel:
+                kernels[kernel.name] = kept = self._one_of(first, kernel)
+                lost = kernel if kept is first else first
+                if lost.namespace != kept.namespace and lost.span.file != kept.span.file:
+                    others[f"{lost.namespace}::{lost.name}"] = lost
         own = [kernel for kernel in kernels.values() if kernel.span.file == self.text.file]
         self.diagnostics += lost_kernels(self.tree, self.declarations, self.items)
         hosts = self._host_functions(self._found.plainer(kernels))
@@ -86,7 +92,7 @@ class UnitReader:
             {name: tuple(values) for name, values in self.scope.globals.items()},
             self.scope.global_types,
             {name: tuple(found) for name, found in hosts.items()},
-            kernels,
+            kernels | others,
         )
         return SourceFile(self.text.file, tuple(own), tuple(launchers), scope, references, self.text.includes)
 

@@ -144,7 +144,7 @@ class Scope:
     """What the names of a translation unit mean to the host code in it.
 
     ``globals`` are mutable variables at file scope with every value that is assigned to them anywhere in the unit;
-    ``class_constants`` is keyed by class and member.
+    ``class_constants`` is keyed by class and member, ``kernels`` by name; one of the name of another is qualified.
     """
 
     aliases: dict[str, TypeAlias]

@@ -18,7 +18,7 @@ from llmc2py.ir.types import CType
 from llmc2py.lower import control
 from llmc2py.lower.environment import Environment, Variable
 from llmc2py.lower.hostcalls import HostCallLowering
-from llmc2py.lower.reach import called_in, launches
+from llmc2py.lower.reach import called, called_in, launcher_parameters, launches
 from llmc2py.lower.refusals import explained, none_of
 
 
@@ -37,6 +37,10 @@ class BlockLowering:
         self.local_functions: dict[str, str] = {}
         #: Names declared under a precision condition: they are known after it, by one name in all branches.
         self.branch_names: set[str] = set()
+        #: Python names of the functions that are called: a local of such a name gets another.
+        self.callees = {
+            python_name(name) for name in called(launcher) - launcher_parameters(launcher) if name in scope.functions
+        }
 
     # --- emitting
 
@@ -46,6 +50,8 @@ class BlockLowering:
         taken = {variable.name for variable in self.environment.variables.values()}
         if (self.depth or self.in_scope) and python in taken and name not in self.branch_names:
             python = next(f"{python}_{n}" for n in range(2, 100) if f"{python}_{n}" not in taken)
+        if python in self.callees:
+            python = f"{python}_"
         self.environment.variables[name] = Variable(python, self.expressions.resolve(ctype), is_natural)
         return python
 

@@ -42,7 +42,6 @@ from llmc2py.lower.unused import without_unused
 _LONG = CType("long")
 STREAMS = frozenset({"cudaStream_t", "CUstream"})
 
-
 #: What a launcher that is called asks its caller for, by its name.
 AskedOf = Callable[[str], tuple[Parameter, ...]]
 
@@ -117,6 +116,8 @@ class _LauncherLowering(BlockLowering):
         for one in parameters:
             plain = one.type.is_integer or one.type.is_floating or one.type.base in self.environment.template
             plain |= one.type.tag in self.environment.template or one.type == LAUNCHER
+            if one.name in self.callees:
+                raise SourceError(one.span, f"parameter {one.name} has the name of a function that is called here")
             if one.type.pointers > 1 or not (one.type.is_pointer or plain):
                 raise SourceError(one.span, f"parameter {one.name} of type {one.type} cannot be given from Python")
 
@@ -261,7 +262,7 @@ class _LauncherLowering(BlockLowering):
     # kernel<T><<<grid, block, shared, stream>>>(a, b);
     def _on_launch(self, statement: ir.Launch) -> None:
         variable = self.environment.variables.get(statement.kernel)
-        value = self.kernel_values.get(variable.name) if variable is not None else None
+        value = self.kernel_values.get(variable.name) if variable else None
         if value is not None:
             statement = replace(statement, kernel=value.name, template=value.template)
         kernel = self.scope.kernels.get(statement.kernel)

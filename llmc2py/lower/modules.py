@@ -254,7 +254,7 @@ class _PackageLowering:
     ) -> dict[str, tuple[str, ...]]:
         wanted: dict[str, set[str]] = {}
         needed = [
-            (kernel.span.file, "kernel", name)
+            (kernel.span.file, "kernel", kernel.name)
             for plan in launchers
             for name in plan.kernels
             if (kernel := self.tree.kernel(file, name))

@@ -40,12 +40,14 @@ class Surroundings:
     def kernel(self, file: SourceFile, name: str) -> Kernel | None:
         """Return the kernel of a name, as the file that defines it has it; None where Python cannot call it."""
         seen = file.scope.kernels.get(name)
-        return self._kernels.get((seen.span.file, name)) if seen is not None else None
+        found = self._kernels.get((seen.span.file, seen.name)) if seen is not None else None
+        # Of several kernels of a name in one file, Python has one.
+        return found if found is not None and seen is not None and found.namespace == seen.namespace else None
 
     def symbol(self, file: SourceFile, name: str) -> str | None:
         """Return the Python name of a kernel; None where Python cannot call it."""
-        seen = file.scope.kernels.get(name)
-        return self._symbols.get((seen.span.file, name)) if seen is not None else None
+        found = self.kernel(file, name)
+        return self._symbols[found.span.file, found.name] if found is not None else None
 
     def state(self, file: SourceFile, look: Look) -> str | None:
         """Return what decides what a file finds under a name outside of itself; None where that is not known."""
