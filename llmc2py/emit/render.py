@@ -6,6 +6,7 @@ import functools
 import pathlib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
@@ -195,7 +196,7 @@ def _kernel(module: ModulePlan, kernel: Kernel) -> dict[str, Any]:
                 zip(kernel.parameters, trailing_defaults(kernel.parameters), strict=True)
             )
         ],
-        "template": _template_params(kernel.template),
+        "template": _template_params(kernel.template, kernel.enumerations),
         "origin": kernel.span.origin,
         "namespace": kernel.namespace,
         "precisions": _precisions(kernel),
@@ -230,13 +231,16 @@ def _param(parameter: Parameter, index: int, default: str | None = None) -> str:
     return f"Param({', '.join(parts)})"
 
 
-def _template_params(parameters: Iterable[TemplateParameter]) -> list[str]:
+def _template_params(
+    parameters: Iterable[TemplateParameter], enumerations: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
     shown: list[str] = []
     names: list[str] = []
     for parameter in parameters:
         kind = "int" if CType(parameter.kind).is_integer and parameter.kind != "bool" else parameter.kind
         # Any other type of a template parameter is that of a function.
         kind = kind if kind in ("int", "bool", "type") else "function"
+        kind = f"enum {enumerations[parameter.name]}" if parameter.name in enumerations else kind
         value = _template_default(parameter, kind, names)
         default = f", default={value}" if value else ""
         shown.append(f"TemplateParam({quoted(parameter.name)}, {quoted(kind)}{default})")

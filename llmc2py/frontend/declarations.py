@@ -105,7 +105,7 @@ def read_parameters(tree: SyntaxTree, declarator: Node) -> tuple[Parameter, ...]
 
 
 def read_template(tree: SyntaxTree, node: Node) -> tuple[TemplateParameter, ...]:
-    """``template <typename T, int N = 8>``."""
+    """``template <typename T, int N = 8>``; a pointer or reference to a function is of the kind "function"."""
     found = []
     for item in named(child(node, "parameters")):
         default = item.child_by_field_name("default_value") or item.child_by_field_name("default_type")
@@ -117,7 +117,9 @@ def read_template(tree: SyntaxTree, node: Node) -> tuple[TemplateParameter, ...]
             found.append(TemplateParameter(tree.text(item).split()[-1].strip("."), "pack", None))
         elif item.type in _PARAMETERS:
             parameter = read_parameter(tree, item)
-            found.append(TemplateParameter(parameter.name, str(parameter.type.value), text))
+            is_function = any(one.type.endswith("function_declarator") for one in walk(item))
+            kind = "function" if is_function else str(parameter.type.value)
+            found.append(TemplateParameter(parameter.name, kind, text))
     return tuple(found)
 
 

@@ -83,7 +83,7 @@ class ScopeReader:
             node = named(node)[-1]
         if node.type == "declaration" and function_declarator(node) is None:
             self._read_variable(node, declaration.conditions)
-        spec = node.child_by_field_name("type") if node.type == "declaration" else node
+        spec = node.child_by_field_name("type") if node.type in ("declaration", "type_definition") else node
         if spec is not None and spec.type in ("struct_specifier", "class_specifier"):
             self._read_class(spec, tuple(item.name for item in template))
         elif spec is not None and spec.type == "enum_specifier":

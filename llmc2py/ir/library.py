@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -10,6 +11,8 @@ from llmc2py.diagnostics import Diagnostic, SourceSpan
 from llmc2py.ir.expressions import Expression, TemplateArgument
 from llmc2py.ir.statements import Body
 from llmc2py.ir.types import CType
+
+_ENUMERATION = re.compile(r"\s*(?:typedef\s+)?enum\b")
 
 
 class Intent(enum.StrEnum):
@@ -103,6 +106,17 @@ class Kernel:
     @property
     def kind(self) -> str:
         return "kernel"
+
+    @property
+    def enumerations(self) -> dict[str, str]:
+        """The template parameters whose values are enumerators, each with the enumeration as C++ names it."""
+        found = {}
+        for one in self.template:
+            for item in self.slice.items if self.slice is not None else ():
+                if one.kind in item.defines and _ENUMERATION.match(item.text):
+                    outer = [scope.rpartition(" ")[2] for scope in item.scopes if "namespace " in scope]
+                    found[one.name] = "::".join([*outer, one.kind])
+        return found
 
 
 @dataclass(frozen=True)

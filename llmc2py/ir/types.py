@@ -79,6 +79,7 @@ LAUNCHER = CType("launcher")
 INT = CType("int")
 FLOAT = CType("float")
 BOOL = CType("bool")
+LONG = CType("long")
 SIZE_T = CType("unsigned long")
 DOUBLE = CType("double")
 

@@ -43,6 +43,8 @@ class Environment:
     hoisted: dict[str, str] = field(default_factory=dict)
     template: frozenset[str] = frozenset()
     template_values: frozenset[str] = frozenset()
+    #: Those of them that are no numbers: functions, or enumerators.
+    opaque: frozenset[str] = frozenset()
     #: What template parameters of a host function that only computes stand for, where these are types.
     types: Mapping[str, CType] = field(default_factory=dict)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from llmc2py.diagnostics import SourceError
 from llmc2py.ir import expressions as ir
-from llmc2py.ir.types import BOOL, FLOAT, FLOATING_TYPES, INT, INTEGER_TYPES, SIZE_T, CType, promote
+from llmc2py.ir.types import BOOL, FLOAT, FLOATING_TYPES, INT, INTEGER_TYPES, LONG, SIZE_T, CType, promote
 from llmc2py.lower.environment import ADDRESS, DIM3, ENUMERATOR, STATUS, UNKNOWN
 from llmc2py.lower.lowered import (
     AND,
@@ -247,7 +247,7 @@ class ExpressionLowering(ValueLowering):
     # dim3(a, b), std::integral_constant<int, 3>{}
     def _construct(self, node: ir.Construct) -> Lowered:
         if node.type.base == "dim3":
-            parts = [self.text(argument) for argument in node.arguments] or ["1"]
+            parts = [stored(self.lower(argument), LONG).text for argument in node.arguments] or ["1"]
             return Lowered(f"({', '.join(parts)}{',' if len(parts) == 1 else ''})", DIM3)
         if node.template and node.template[-1].value is not None and not node.arguments:
             return self.lower(node.template[-1].value)

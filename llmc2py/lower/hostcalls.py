@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from llmc2py.diagnostics import SourceError
+from llmc2py.diagnostics import SourceError, SourceSpan
 from llmc2py.ir import expressions as ex
-from llmc2py.ir.library import Launcher
+from llmc2py.ir.library import Kernel, Launcher, TemplateParameter
 from llmc2py.ir.plans import HelperPlan
 from llmc2py.ir.types import INT, CType
 from llmc2py.lower.cublas import lower_cublas
@@ -16,7 +16,7 @@ from llmc2py.lower.expressions import ExpressionLowering
 from llmc2py.lower.lowered import Lowered, stored
 from llmc2py.lower.reach import calls_itself
 from llmc2py.lower.spelling import spelled
-from llmc2py.lower.templates import Given, paired
+from llmc2py.lower.templates import Given, is_opaque, paired
 
 #: Calls that a plan has no use for: the stream orders it, and errors are raised by the operation itself.
 _IGNORED = re.compile(
@@ -248,19 +248,55 @@ class HostCallLowering(ExpressionLowering):
         while isinstance(node, ex.Cast) or (isinstance(node, ex.Unary) and node.operator == "&"):
             node = node.operand
         if isinstance(node, ex.TemplateName):
-            return self.kernel(node, node.name), self.template(node.template)
+            kernel = self.environment.scope.kernels.get(node.name)
+            return self.kernel(node, node.name), self.template(node.span, node.template, kernel)
         if isinstance(node, ex.Name):
             return self.kernel(node, node.name), ""
         raise SourceError(node.span, "is no kernel by name")
 
-    def template(self, arguments: tuple[ex.TemplateArgument, ...]) -> str:
-        """Return ``, template=(…)`` for explicit template arguments ("" for none)."""
+    def template(
+        self, span: SourceSpan, arguments: Sequence[ex.TemplateArgument], owner: Kernel | Launcher | None
+    ) -> str:
+        """Return ``, template=(…)`` for explicit template arguments ("" for none).
+
+        Raises SourceError for what the parameters of ``owner`` cannot be given from Python.
+        """
         if not arguments:
             return ""
+        for argument, parameter in zip(arguments, owner.template if owner is not None else (), strict=False):
+            self._check_argument(span, argument, parameter, owner)
         parts = [self._template_argument(argument) for argument in arguments]
         return f", template=({', '.join(parts)}{',' if len(parts) == 1 else ''})"
 
+    def _check_argument(
+        self,
+        span: SourceSpan,
+        argument: ex.TemplateArgument,
+        parameter: TemplateParameter,
+        owner: Kernel | Launcher | None,
+    ) -> None:
+        if parameter.kind == "type":
+            ctype = self.resolve(argument.type) if argument.type is not None else CType("")
+            plain = ctype.is_integer or ctype.is_floating or ctype.base in self.environment.template
+            if ctype.is_pointer or not plain:
+                raise SourceError(span, f"template argument {argument.text} is no type that arrays have")
+            return
+        value = argument.value
+        name = value.name if isinstance(value, ex.Name) else ""
+        is_enumeration = isinstance(owner, Kernel) and parameter.name in owner.enumerations
+        if is_enumeration and name in self.environment.opaque:
+            raise SourceError(
+                span, f"{name} is a {parameter.kind}, and launchers in Python have no template parameter of it"
+            )
+        is_number = isinstance(value, ex.Number) or name in self.environment.scope.constants
+        if is_number and not is_enumeration and is_opaque(parameter):
+            raise SourceError(
+                span, f"template parameter {parameter.name} is {parameter.kind}, and no number for Python"
+            )
+
     def _template_argument(self, argument: ex.TemplateArgument) -> str:
+        if isinstance(argument.value, ex.Name) and argument.value.name in self.environment.opaque:
+            return f'plan.template["{argument.value.name}"]'
         if argument.value is not None and not self._names_type(argument):
             return self.text(argument.value)
         return f'"{self.resolve(argument.type)}"' if argument.type is not None else repr(argument.text)

@@ -14,10 +14,10 @@ from llmc2py.diagnostics import SourceError
 from llmc2py.ir import expressions as ex
 from llmc2py.ir import statements as ir
 from llmc2py.ir.defaults import trailing_defaults
-from llmc2py.ir.library import Kernel, Launcher, Parameter, Scope
+from llmc2py.ir.library import Launcher, Parameter, Scope
 from llmc2py.ir.names import RUNTIME_NAMES, python_name
 from llmc2py.ir.plans import HelperPlan, LaunchPlan, NotLowered
-from llmc2py.ir.types import FLOATING_TYPES, INT, INTEGER_TYPES, LAUNCHER, CType, canonical_name
+from llmc2py.ir.types import FLOATING_TYPES, INT, INTEGER_TYPES, LAUNCHER, LONG, CType, canonical_name
 from llmc2py.lower import control
 from llmc2py.lower.arguments import check_count, default_of
 from llmc2py.lower.blocks import BlockLowering
@@ -36,10 +36,9 @@ from llmc2py.lower.lowered import Lowered, stored
 from llmc2py.lower.multiples import Multiples
 from llmc2py.lower.reach import launcher_parameters, launches
 from llmc2py.lower.spelling import configuration
-from llmc2py.lower.templates import Given, check_kinds
+from llmc2py.lower.templates import Given, check_kinds, given_types, is_opaque
 from llmc2py.lower.unused import without_unused
 
-_LONG = CType("long")
 STREAMS = frozenset({"cudaStream_t", "CUstream"})
 
 #: What a launcher that is called asks its caller for, by its name.
@@ -64,7 +63,8 @@ class _LauncherLowering(BlockLowering):
     def __init__(self, launcher: Launcher, scope: Scope, symbols: Mapping[str, str], asked_of: AskedOf) -> None:
         template = frozenset(parameter.name for parameter in launcher.template)
         values = frozenset(parameter.name for parameter in launcher.template if parameter.kind != "type")
-        environment = Environment(scope, template=template, template_values=values)
+        opaque = frozenset(parameter.name for parameter in launcher.template if is_opaque(parameter))
+        environment = Environment(scope, template=template, template_values=values, opaque=opaque)
         super().__init__(launcher, scope, environment)
         self.symbols = symbols
         self.asked_of = asked_of
@@ -254,7 +254,7 @@ class _LauncherLowering(BlockLowering):
         if statement.operator:
             value = ex.Binary(statement.span, statement.operator, target, value)
         parts = [f"{variable.name}[{index}]" for index in range(3)]
-        parts["xyz".index(target.field)] = stored(self.expressions.lower(value), _LONG).text
+        parts["xyz".index(target.field)] = stored(self.expressions.lower(value), LONG).text
         rest = parts if control.members_of(name, self.launcher.body) & {"y", "z"} else parts[:1]
         self._emit(f"{variable.name} = ({', '.join(rest)}{',' if len(rest) == 1 else ''})")
         return True
@@ -268,16 +268,16 @@ class _LauncherLowering(BlockLowering):
         kernel = self.scope.kernels.get(statement.kernel)
         symbol = self._kernel_symbol(ex.Name(statement.span, statement.kernel), statement.kernel)
         rest = self._left_out(statement, statement.kernel, statement.arguments, kernel.parameters) if kernel else []
-        parts = [symbol, self._stored(statement.grid, _LONG), self._stored(statement.block, _LONG)]
-        parts.append(self._stored(statement.shared, _LONG) if statement.shared is not None else "0")
+        parts = [symbol, self._stored(statement.grid, LONG), self._stored(statement.block, LONG)]
+        parts.append(self._stored(statement.shared, LONG) if statement.shared is not None else "0")
         types = [one.type for one in kernel.parameters] if kernel is not None else [UNKNOWN] * len(statement.arguments)
-        spelled_types = self._template_types(statement, kernel)
+        spelled_types = given_types(kernel.template if kernel is not None else (), statement.template)
         parts += [
             self._launch_argument(one, replace(ctype, base=spelled_types.get(ctype.base, ctype.base)))
             for one, ctype in zip(statement.arguments, types, strict=False)
         ]
         parts += rest
-        template = self.expressions.template(statement.template)
+        template = self.expressions.template(statement.span, statement.template, kernel)
         self.launches.append(configuration(statement))
         self._emit(f"plan.launch({', '.join(parts)}{template})")
 
@@ -288,11 +288,6 @@ class _LauncherLowering(BlockLowering):
         check_count(node.span, name, len(given), parameters)
         rest = [(one, default_of(node.span, name, one, self.scope)) for one in parameters[len(given) :]]
         return [text if isinstance(text, str) else self._stored(text, one.type) for one, text in rest]
-
-    def _template_types(self, statement: ir.Launch, kernel: Kernel | None) -> dict[str, str]:
-        """Return the types that a launch spells out, by the kernel's template parameters."""
-        pairs = zip(kernel.template if kernel is not None else (), statement.template, strict=False)
-        return {one.name: canonical_name(given.text) for one, given in pairs if one.kind == "type"}
 
     def _launch_argument(self, node: ex.Expression, ctype: CType) -> str:
         """Return an argument of a kernel; a member that callers are asked for has the type that the kernel takes."""
@@ -346,7 +341,8 @@ class _LauncherLowering(BlockLowering):
                 # The Python function has its plain defaults, unless it is asked for more.
                 parts += rest if asked or None in trailing_defaults(taken)[len(arguments) :] else []
             parts += [self._passed_on(node, one) for one in asked]
-            return [f"plan.call({', '.join(parts)}{self.expressions.template(node.template)})"]
+            template = self.expressions.template(node.span, node.template, versions[0] if len(versions) == 1 else None)
+            return [f"plan.call({', '.join(parts)}{template})"]
         pointers = [one.type for version in versions for one in version.parameters if one.type.pointers]
         if versions and all(one == CType("char", 1, True) for one in pointers):
             return []  # nothing that it does can reach a launch

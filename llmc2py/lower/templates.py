@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from llmc2py.diagnostics import SourceError, SourceSpan
 from llmc2py.ir import expressions as ir
-from llmc2py.ir.library import Launcher
+from llmc2py.ir.library import Launcher, TemplateParameter
 from llmc2py.ir.types import BOOL, FLOATING_TYPES, INT, INTEGER_TYPES, CType, canonical_name
 
 #: Template parameters and the arguments that they are given.
@@ -117,10 +117,21 @@ def check_given(span: SourceSpan, owner: str, node: ir.Expression, parameters: I
             raise SourceError(span, f"the template parameter {name} of {owner} is not given here")
 
 
+def is_opaque(parameter: TemplateParameter) -> bool:
+    """Whether a template parameter is neither a type nor a number: a function or what cannot be told from one."""
+    return parameter.kind != "type" and not CType(canonical_name(parameter.kind)).is_integer
+
+
+def given_types(parameters: Iterable[TemplateParameter], given: Iterable[ir.TemplateArgument]) -> dict[str, str]:
+    """Return the types that are spelled out, by the names of the template parameters."""
+    pairs = zip(parameters, given, strict=False)
+    return {one.name: canonical_name(argument.text) for one, argument in pairs if one.kind == "type"}
+
+
 def check_kinds(function: Launcher, given: Given) -> None:
     """Raise SourceError for a host function whose template parameters are no types and no numbers that are given."""
     for one in function.template:
-        if one.kind != "type" and not CType(canonical_name(one.kind)).is_integer:
+        if is_opaque(one):
             raise SourceError(function.span, f"{function.name}: its template parameter {one.name} is a {one.kind}")
         if one.kind != "type" and one.name not in given:
             raise SourceError(function.span, f"the template parameter {one.name} of {function.name} is not given here")

@@ -79,6 +79,8 @@ class ValueLowering:
             return self._qualified(node)
         if node.name in self.environment.scope.globals:
             return self._global(node)
+        if node.name in self.environment.opaque:
+            raise SourceError(node.span, f"the template parameter {node.name} is no number that Python could give")
         if node.name in self.environment.template:
             return Lowered(f'plan.template["{node.name}"]', INT)
         return self.ask(node.span, node.name)
@@ -115,8 +117,13 @@ class ValueLowering:
         base = class_of(base, given, classes, node.span)
         constant = constants.get((base, member))
         is_namespace = alias is None and all(name != base for name, _ in constants)
-        if constant is None and is_namespace and member in self.environment.scope.constants:
-            return self._constant(member)
+        if constant is None and is_namespace:
+            # modes::Mode::ADD is known as Mode::ADD, and modes::WIDTH as WIDTH.
+            parts = node.name.split("::")
+            tails = ("::".join(parts[count:]) for count in range(1, len(parts)))
+            known = next((one for one in tails if one in self.environment.scope.constants), None)
+            if known is not None:
+                return self._constant(known)
         if constant is None:
             raise SourceError(node.span, f"{node.name} is no constant that is known")
         template = paired([(name, None) for name in constant.parameters], given, node.span)

@@ -122,8 +122,9 @@ class Param:
 class TemplateParam:
     """A template parameter: a type (deduced from array dtypes where it can be), a number, a truth value, a function.
 
-    ``kind`` is ``"type"``, ``"int"``, ``"bool"`` or ``"function"`` (the name of a device function of the source). The
-    ``default`` is a value or, of a type, a canonical C name or that of a type parameter before it.
+    ``kind`` is ``"type"``, ``"int"``, ``"bool"``, ``"function"`` (the name of a device function of the source) or, for
+    the number of an enumerator, ``"enum "`` and the enumeration as C++ names it. The ``default`` is a value or, of a
+    type, a canonical C name or that of a type parameter before it.
     """
 
     name: str
@@ -136,6 +137,12 @@ class TemplateParam:
             return c_int(given, "long long", self.name, callee)
         if self.kind == "bool":
             return c_bool(given, self.name, callee)
+        if self.kind.startswith("enum "):
+            # C++ makes no enumerator of a number by itself.
+            cast = f"({self.kind.removeprefix('enum ')})"
+            number = given.removeprefix(cast) if isinstance(given, str) else given
+            is_made = number is not given and number.removeprefix("-").isdigit()
+            return f"{cast}{c_int(int(number) if is_made else number, 'long long', self.name, callee)}"
         if self.kind == "function":
             if isinstance(given, str) and all(part.isidentifier() for part in given.split("::")):
                 return given

@@ -238,7 +238,7 @@ def _choices(parameter: TemplateParam, index: int, types: list[str], launched: l
     given = [value for value in (launched[index] if index < len(launched) else ()) if isinstance(value, kind)]
     if parameter.default is not None:
         given.append(parameter.default)
-    return sorted(set(given))
+    return [parameter.value(value, parameter.name) for value in sorted(set(given))]
 
 
 def _launched_values(module: ModuleType) -> dict[str, list[Values]]:
