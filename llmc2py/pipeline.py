@@ -7,7 +7,7 @@ import fnmatch
 import functools
 import hashlib
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from llmc2py import __version__
@@ -25,6 +25,8 @@ from llmc2py.ir.catalog import CatalogEntry
 from llmc2py.ir.library import Library, Reference
 from llmc2py.ir.plans import PackagePlan
 from llmc2py.lower.modules import lower_library
+from llmc2py.lower.reach import mentioned
+from llmc2py.lower.surroundings import Surroundings
 from llmc2py.modulecache import made_modules
 from llmc2py.outputs import local_catalog
 from llmc2py.revisions import commit_of
@@ -138,7 +140,7 @@ _bound = functools.cache(builtin_bound)
 
 
 def _selected(library: Library, entries: list[CatalogEntry], only: Sequence[str]) -> tuple[Library, list[CatalogEntry]]:
-    """Keep what the globs name: ops with the files that they use, source files, single kernels.
+    """Keep what the globs name: ops with the files that they use, source files, single kernels; and what these launch.
 
     Raises UsageError for a glob that names nothing: it is a slip.
     """
@@ -151,14 +153,18 @@ def _selected(library: Library, entries: list[CatalogEntry], only: Sequence[str]
     whole = {file.path for file in library.files if _matches(file.path, only)}
     chosen = [entry for entry in entries if (_is_chosen(entry, only) if entry.layer else entry.source in whole)]
     used = {entry.source for entry in chosen} | {item.rpartition(":")[0] for entry in chosen for item in entry.uses}
+    used |= {file.path for file in library.files if _matches(file.path, only)}
+    needed = _needed(library, used)
     files = []
     for file in library.files:
-        if file.path in used or _matches(file.path, only):
+        if file.path in used:
             files.append(file)
             continue
-        kernels = tuple(kernel for kernel in file.kernels if _matches(kernel.name, only))
-        if kernels:
-            files.append(replace(file, kernels=kernels, launchers=()))
+        kernels = tuple(one for one in file.kernels if _matches(one.name, only) or one.span in needed)
+        launchers = tuple(one for one in file.launchers if one.span in needed)
+        if kernels or launchers:
+            # What is a part of a file is not what its key stands for.
+            files.append(replace(file, kernels=kernels, launchers=launchers, key=""))
     left_out = {file.path for file in library.files} - {file.path for file in files}
     kernels_kept = {kernel.name for file in files for kernel in file.kernels}
     diagnostics = tuple(
@@ -167,6 +173,24 @@ def _selected(library: Library, entries: list[CatalogEntry], only: Sequence[str]
         if (item.kernel in kernels_kept if item.kernel is not None else item.span.file not in left_out)
     )
     return replace(library, files=tuple(files), diagnostics=diagnostics), chosen
+
+
+def _needed(library: Library, used: Collection[str]) -> set[SourceSpan]:
+    """Return the places of all that the launchers of the used files launch and call, in whatever file it is."""
+    tree = Surroundings(library.files, {}, {})
+    launchers = {one.span: (file, one) for file in library.files for one in file.launchers}
+    pending = [span for span, (file, _) in launchers.items() if file.path in used]
+    found = set(pending)
+    while pending:
+        file, launcher = launchers[pending.pop()]
+        for name in mentioned(launcher):
+            kernel = file.scope.kernels.get(name)
+            if kernel is not None:
+                found.add(kernel.span)
+            called = {one.span for one in tree.functions(file, name) if one.span in launchers} - found
+            found |= called
+            pending += called
+    return found
 
 
 def not_selected(glob: str, names: Iterable[str]) -> UsageError:

@@ -115,6 +115,8 @@ def _compiled(
         if progress is not None:
             progress(done, max(total, done), row)
 
+    if not any(module.kernels for module in made.plan.modules):
+        return []  # a package without modules cannot be imported
     with tempfile.TemporaryDirectory(prefix="llmc2py-report-") as folder:
         package = pathlib.Path(folder) / "generated"
         write_package(package, made.files)

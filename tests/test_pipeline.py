@@ -70,6 +70,23 @@ def test_the_lock_is_in_order():
     assert one == emit_lock("1", {"a": "1", "b": "2"}, {}, {"a.py": "", "z.py": ""})
 
 
+def test_only_takes_along_what_is_launched_and_called_in_other_files(tmp_path):
+    (tmp_path / "k.cuh").write_text(
+        "#pragma once\ntemplate <int B> __global__ void fill(float* a) { a[threadIdx.x] = B; }\n"
+        "__global__ void zero(float* a) { a[threadIdx.x] = 0; }\n__global__ void other(float* a) { a[0] = 3; }\n"
+        "inline void zeros(float* a, int n) { zero<<<1, n>>>(a); }\n"
+        "inline void others(float* a, int n) { other<<<1, n>>>(a); }\n"
+    )
+    (tmp_path / "run.cu").write_text(
+        '#include "k.cuh"\nvoid run(float* a, int n) { fill<64><<<1, 64>>>(a); zeros(a, n); }\n'
+    )
+    made = generate(tmp_path, only=["run.cu"])
+    assert [kernel.name for kernel in made.library.kernels] == ["fill", "zero"]
+    assert [launcher.name for launcher in made.library.launchers] == ["zeros", "run"]
+    assert not made.plan.not_lowered
+    assert {module.path: module.imports for module in made.plan.modules}["run"] == {"k": ("fill", "zeros")}
+
+
 def test_only_selects_kernels_and_files_and_refuses_slips(tmp_path):
     (tmp_path / "a.cu").write_text("__global__ void ka(float* o) { o[0] = 1; }\n")
     (tmp_path / "b.cu").write_text("__global__ void kb(float* o) { o[0] = 1; }\n__global__ void kc(float* o) {}\n")

@@ -249,6 +249,26 @@ def test_what_every_compiler_refuses_in_a_precision_is_the_source_s(source):
     assert (totals["refused"], totals["compiled_cpu"], totals["compiled_sm_90_float16"]) == (1, 4, 3)
 
 
+def test_a_tree_whose_kernels_are_all_left_out_has_a_table(tmp_path, without_nvrtc):
+    (tmp_path / "k.cu").write_text(
+        "float pick(int n) { return n; }\n__global__ void k(float* a, int n) { a[0] = pick(n); }\n"
+    )
+    result = run(tmp_path)
+    assert result.exit_code == 1
+    assert "calls host function pick" in result.output
+    assert "compiled" in result.output
+
+
+def test_template_kernels_that_other_files_launch_are_compiled(tmp_path, without_nvrtc):
+    (tmp_path / "k.cuh").write_text(
+        "#pragma once\ntemplate <int B> __global__ void fill(float* a) { a[threadIdx.x] = B; }\n"
+    )
+    (tmp_path / "run.cu").write_text('#include "k.cuh"\nvoid run(float* a) { fill<64><<<1, 64>>>(a); }\n')
+    _, record = report_of(tmp_path)
+    (kernel,) = record["kernels"]
+    assert kernel["compiled"]["cpu"]["float32"]["instances"] == ["fill<64>"]
+
+
 def test_the_tables(source):
     result = run(source, "--no-compile")
     lines = [line.split() for line in result.stdout.splitlines()]

@@ -40,6 +40,20 @@ def called(launcher: Launcher) -> set[str]:
     return {name for statement in ir.walk(launcher.body) for name in called_in(statement)}
 
 
+def mentioned(launcher: Launcher) -> set[str]:
+    """Return the names of kernels and functions that a launcher may launch, call or pass on; others are among them."""
+    found: set[str] = set()
+    for statement in ir.walk(launcher.body):
+        found |= called_in(statement)
+        found |= {statement.kernel} if isinstance(statement, ir.Launch) else set()
+        for value in vars(statement).values():
+            for item in value if isinstance(value, tuple) else (value,):
+                parts = ex.walk(item) if isinstance(item, ex.Expression) else ()
+                found |= {part.name for part in parts if isinstance(part, (ex.Name, ex.TemplateName))}
+                found |= {part.function for part in parts if isinstance(part, ex.Call)}
+    return found
+
+
 def called_in(statement: ir.Statement) -> set[str]:
     """Return the names of the functions that a statement's own expressions call."""
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from types import ModuleType
@@ -150,12 +150,12 @@ def _jobs(
 
     Kernels that cannot be instantiated become rows.
     """
-    for module in package.modules():
-        values = _launched_values(module)
-        name = package.name_of(module)
+    modules = {package.name_of(module): module for module in package.modules()}
+    values = _launched_values(modules)
+    for name, module in modules.items():
         for kernel in kernels_of(module):
             for precision in _chosen(precisions_of(kernel), precisions):
-                launched = values.get(kernel.name, [])
+                launched = values.get(id(kernel), [])
                 bindings = list(_bindings(kernel, precision, launched))
                 for binding in bindings:
                     others = [
@@ -241,8 +241,14 @@ def _choices(parameter: TemplateParam, index: int, types: list[str], launched: l
     return [parameter.value(value, parameter.name) for value in sorted(set(given))]
 
 
-def _launched_values(module: ModuleType) -> dict[str, list[Values]]:
-    """Return the values that template arguments of a module's kernels are launched with, by the kernels' C++ names."""
-    loader: Any = module.__loader__
-    found = launched_values(loader.get_source(module.__name__))
-    return {getattr(module, symbol).name: values for symbol, values in found.items() if hasattr(module, symbol)}
+def _launched_values(modules: Mapping[str, ModuleType]) -> dict[int, list[Values]]:
+    """Return the values that template arguments of kernels are launched with, by the ids of the kernels."""
+    loaders: dict[str, Any] = {name: module.__loader__ for name, module in modules.items()}
+    texts = {name: loaders[name].get_source(module.__name__) for name, module in modules.items()}
+    found = {}
+    for place, values in launched_values(texts).items():
+        home, _, symbol = place.rpartition(".")
+        kernel = getattr(modules[home], symbol, None) if home in modules else None
+        if kernel is not None:
+            found[id(kernel)] = values
+    return found

@@ -1,7 +1,8 @@
-"""Which values reach the template arguments of kernels: what a generated module's launchers launch them with.
+"""Which values reach the template arguments of kernels: what a generated package's launchers launch them with.
 
-Read from the module's text: constants, local variables, parameters of functions that are passed to another launcher
-(``def launch(threads): …; plan.call(dispatch, launch)``), and template arguments that one launcher gives to another.
+Read from the text of its modules: constants, local variables, parameters of functions that are passed to another
+launcher (``def launch(threads): …; plan.call(dispatch, launch)``), and template arguments that one launcher gives to
+another.
 """
 
 from __future__ import annotations
@@ -14,14 +15,39 @@ Values = frozenset[Any]
 _NONE: Values = frozenset()
 
 
-def launched_values(text: str) -> Mapping[str, list[Values]]:
-    """Return, by the Python name of each kernel, the values of each template argument that can be told from a text."""
-    return _Module(ast.parse(text)).kernels()
+def launched_values(texts: Mapping[str, str]) -> Mapping[str, list[Values]]:
+    """Return the values of each template argument that can be told from the texts of modules, for each kernel.
+
+    ``texts`` are those of the modules of a package by their names in it; kernels are named ``module.kernel``.
+    """
+    body = [statement for module, text in texts.items() for statement in _qualified(module, ast.parse(text)).body]
+    return _Package(body).kernels()
 
 
-class _Module:
-    def __init__(self, tree: ast.Module) -> None:
-        self.functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+def _qualified(module: str, tree: ast.Module) -> ast.Module:
+    """Return a module in which what modules define and take from each other has the name ``module.name`` everywhere."""
+    names: dict[str, str] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.level:
+            home = [*module.split(".")[: -node.level], *([node.module] if node.module else [])]
+            names |= {one.asname or one.name: ".".join([*home, one.name]) for one in node.names}
+        elif isinstance(node, ast.Assign):
+            names |= {one.id: f"{module}.{one.id}" for one in node.targets if isinstance(one, ast.Name)}
+        elif isinstance(node, ast.FunctionDef):
+            names[node.name] = f"{module}.{node.name}"
+    for node in tree.body:
+        own = {part.arg for part in ast.walk(node) if isinstance(part, ast.arg)}
+        for part in ast.walk(node):
+            if isinstance(part, ast.Name) and part.id not in own:
+                part.id = names.get(part.id, part.id)
+        if isinstance(node, ast.FunctionDef):
+            node.name = names[node.name]
+    return tree
+
+
+class _Package:
+    def __init__(self, body: Iterable[ast.stmt]) -> None:
+        self.functions = {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
         self.templates = {name: _template_names(node) for name, node in self.functions.items()}
         self.calls = [(name, call) for name, node in self.functions.items() for call in _plan_calls(node)]
 
@@ -50,7 +76,7 @@ class _Module:
         return _NONE
 
     def _template_values(self, launcher: str, name: str, seen: frozenset[tuple[str, str]]) -> Values:
-        """Return what other launchers of the module call a launcher with for one of its template parameters."""
+        """Return what other launchers call a launcher with for one of its template parameters."""
         if (launcher, name) in seen or name not in self.templates[launcher]:
             return _NONE
         index = self.templates[launcher].index(name)

@@ -42,7 +42,7 @@ def local(plan, out, size):
 
 
 def test_values_reach_kernels_through_launchers_and_functions():
-    assert launched_values(MODULE) == {
+    assert launched_values({"m": MODULE}) == {
         "kernel": [{8, 16}, {"square", "cube"}],
         "other": [{32, 64}, {True}],
         "third": [{4}, frozenset()],
@@ -55,4 +55,27 @@ def test_a_launcher_that_calls_itself_ends():
         '    plan.launch(k, 1, 1, 0, template=(plan.template["N"],))\n'
         '    plan.call(f, template=(plan.template["N"],))\n'
     )
-    assert launched_values(text) == {"k": [frozenset()]}
+    assert launched_values({"m": text}) == {"k": [frozenset()]}
+
+
+def test_launchers_of_other_modules_count() -> None:
+    kernels = """
+kernel = Kernel("kernel")
+
+@launcher([], template=[TemplateParam("N", "int")])
+def inner(plan, out):
+    plan.launch(kernel, 1, 32, 0, out, template=(plan.template["N"],))
+"""
+    other = """
+from ..kernels import inner
+from .more import kernel as its
+
+@launcher([])
+def run(plan, kernel):
+    plan.call(inner, kernel, template=(8,))
+    plan.launch(its, 1, 32, 0, kernel, template=(True,))
+"""
+    assert launched_values({"kernels": kernels, "a.run": other}) == {
+        "kernels.kernel": [frozenset({8})],
+        "a.more.kernel": [frozenset({True})],
+    }
