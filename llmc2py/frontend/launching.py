@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from llmc2py.frontend.declarations import read_template
 from llmc2py.frontend.functions import Functions
@@ -48,6 +48,18 @@ class CallGraph:
             wanted |= more
             pending += more
         return wanted
+
+    def reaching(self, hosts: Iterable[str], targets: Set[str]) -> dict[str, frozenset[str]]:
+        """Return those host functions that call some of the targets, themselves or through others, with these."""
+        found = {name: self._calls.get(name, set()) & targets for name in hosts}
+        grown = True
+        while grown:
+            grown = False
+            for name, reached in found.items():
+                more = {one for called in self._calls.get(name, set()) for one in found.get(called, ())} - reached
+                reached |= more
+                grown |= bool(more)
+        return {name: frozenset(reached) for name, reached in found.items() if reached}
 
     def launching(self, hosts: Mapping[str, Sequence[Launcher]]) -> list[str]:
         """Return the names of those host functions that launch kernels, themselves or through others that do."""

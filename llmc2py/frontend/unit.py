@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -42,6 +42,8 @@ from llmc2py.ir.types import CType
 
 _WRITING = frozenset({Intent.OUT, Intent.INOUT, Intent.ACCUMULATE})
 _LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|' r"'(?:\\[^'\n]{1,8}|[^'\\\n])'")
+#: Items that may declare a function without its body.
+_PROTOTYPES = frozenset({"declaration", "template_declaration"})
 
 #: What was read of declarations, by place, text and surroundings: those of headers are met in many units.
 KnownItems = dict[object, tuple[Item, FunctionHeader | None]]
@@ -94,7 +96,20 @@ class UnitReader:
             {name: tuple(found) for name, found in hosts.items()},
             kernels | others,
         )
-        return SourceFile(self.text.file, tuple(own), tuple(launchers), scope, references, self.text.includes)
+        callers = tuple(self._callers(hosts, launching))
+        includes = self.text.includes
+        return SourceFile(self.text.file, tuple(own), tuple(launchers), scope, references, includes, callers=callers)
+
+    def _callers(
+        self, hosts: Mapping[str, Sequence[Launcher]], launching: Collection[str]
+    ) -> Iterator[tuple[Launcher, frozenset[str]]]:
+        """Yield the file's host functions that launch nothing here and call what is declared here alone."""
+        declared = {name for item in self.items if item.kind in _PROTOTYPES for name in item.defines}
+        reached = self._calls.reaching(hosts, declared - self.functions.keys())
+        for name, names in reached.items():
+            for one in hosts[name] if name not in launching else ():
+                if one.span.file == self.text.file:
+                    yield replace(one, body=()), names
 
     def _read_declaration(self, declaration: Declaration, order: int) -> tuple[Item, FunctionHeader | None]:
         """Return the item of a declaration, and the header of a function."""

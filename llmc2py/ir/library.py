@@ -187,6 +187,7 @@ class Reference:
 class SourceFile:
     """One file of the tree with what is defined in it.
 
+    ``callers`` are host functions that call others which are declared here alone, with the names of these.
     ``key`` stands for all that the file was read from: files of one key are equal. It is "" where that is not known.
     """
 
@@ -197,6 +198,7 @@ class SourceFile:
     references: tuple[Reference, ...]
     depends_on: tuple[str, ...]
     key: str = field(default="", compare=False, repr=False)
+    callers: tuple[tuple[Launcher, frozenset[str]], ...] = ()
 
     def kernel(self, name: str) -> Kernel | None:
         """Return the kernel of this name that the file defines, or None."""
