@@ -109,6 +109,6 @@ def only_option(what: str) -> Callable[[_Command], _Command]:
 def check_architectures(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
     """Return the architectures, each once. Raises BadParameter for what is not named like one."""
     for name in given:
-        if not re.fullmatch(r"sm_\d+[af]?", name):
+        if not re.fullmatch(r"sm_\d{2,3}[af]?", name):
             raise click.BadParameter(f"{name} is no architecture; they are named like sm_90")
     return tuple(dict.fromkeys(given))

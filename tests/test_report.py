@@ -279,10 +279,11 @@ def test_the_tables(source):
     assert "1 thing not accounted for:" in result.stdout
 
 
-def test_an_architecture_is_named_like_sm_90(source):
-    result = run(source, "--arch", "90")
+@pytest.mark.parametrize("name", ["90", "sm_7", "sm_1000"])
+def test_an_architecture_is_named_like_sm_90(source, name):
+    result = run(source, "--arch", name)
     assert result.exit_code == 2
-    assert "90 is no architecture" in result.output
+    assert f"{name} is no architecture" in result.output
 
 
 def test_the_vendored_tree_is_accounted_for():

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from llmc2py.diagnostics import Diagnostic, Severity, SourceSpan
 from llmc2py.frontend.creference import parse_references
 from llmc2py.frontend.headers import HeaderCache
+from llmc2py.frontend.leaning import with_includers
 from llmc2py.frontend.linking import linked
 from llmc2py.frontend.preprocess import preprocess
 from llmc2py.frontend.sources import HeaderIndex, find_sources
@@ -62,12 +63,12 @@ def read_tree(root: pathlib.Path) -> Library:
 
 def library_of(units: Sequence[ReadUnit], unreadable: Iterable[Diagnostic]) -> Library:
     """Put the units of a tree together, in the order of their files."""
-    files = [unit.file for unit in units if unit.file is not None]
+    files, said = with_includers(linked([unit.file for unit in units if unit.file is not None]))
     hashes = {name: digest for unit in units for name, digest in unit.hashes.items()}
-    diagnostics = [*unreadable, *(item for unit in units for item in unit.diagnostics)]
+    diagnostics = [*unreadable, *(item for unit in units for item in unit.diagnostics), *said]
     in_order = dict(sorted(hashes.items(), key=lambda item: pathlib.PurePath(item[0])))
     probes = frozenset(probe for unit in units for probe in unit.probes)
-    return Library(linked(files), in_order, tuple(dict.fromkeys(diagnostics)), probes)
+    return Library(files, in_order, tuple(dict.fromkeys(diagnostics)), probes)
 
 
 def read_unit(path: pathlib.Path, root: pathlib.Path, cache: ReadCache) -> ReadUnit:

@@ -36,7 +36,7 @@ from llmc2py.lower.lowered import (
 )
 from llmc2py.lower.rewriting import ceil_div_operands, with_arguments
 from llmc2py.lower.templates import check_given, paired
-from llmc2py.lower.values import DEVICE_FIELDS, ValueLowering
+from llmc2py.lower.values import DEVICE_FIELDS, ValueLowering, check_host
 
 _ALIGNMENTS = (1, 2, 4, 8, 16)
 
@@ -263,6 +263,7 @@ class ExpressionLowering(ValueLowering):
                 return Lowered(variable.name, variable.type)
             if node.field in DEVICE_FIELDS:
                 return Lowered(f"plan.device.{node.field}", INT, is_natural=True)
+            check_host(node.object)
             return self.ask(node.span, f"{node.object.name}_{node.field}")
         raise SourceError(node.span, f"member {node.field} of an expression cannot be lowered")
 

@@ -31,7 +31,15 @@ WORDS: dict[type[ir.Expression], str] = {
     ir.TemplateName: "a function as a value",
     ir.PrecisionChoice: "a macro that the precision decides",
 }
+#: Variables that CUDA has in device code alone.
+_DEVICE_VARIABLES = frozenset({"warpSize", "threadIdx", "blockIdx", "blockDim", "gridDim"})
 _STATUS_NAMES = frozenset({"cudaSuccess", "CUBLAS_STATUS_SUCCESS"})
+
+
+def check_host(node: ir.Name) -> None:
+    """Raise SourceError for a name that CUDA has in device code alone."""
+    if node.name in _DEVICE_VARIABLES:
+        raise SourceError(node.span, f"{node.name} is a variable of device code, which host code cannot use")
 
 
 class ValueLowering:
@@ -83,6 +91,7 @@ class ValueLowering:
             raise SourceError(node.span, f"the template parameter {node.name} is no number that Python could give")
         if node.name in self.environment.template:
             return Lowered(f'plan.template["{node.name}"]', INT)
+        check_host(node)
         return self.ask(node.span, node.name)
 
     def _constant(self, name: str) -> Lowered:
