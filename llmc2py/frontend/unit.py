@@ -25,6 +25,7 @@ from llmc2py.frontend.slicer import Slicer
 from llmc2py.frontend.syntax import MissingPartError, Node, SyntaxTree, child, parse, unqualified, walk
 from llmc2py.ir.conditions import host_precisions, precisions_of
 from llmc2py.ir.defaults import literal_default
+from llmc2py.ir.expressions import Number
 from llmc2py.ir.library import (
     Intent,
     Item,
@@ -142,7 +143,7 @@ class UnitReader:
                     place = self.tree.span(declaration.node)
                     self.diagnostics.append(Diagnostic(Severity.ERROR, place, message, header.name))
                 continue
-            template = read_template(self.tree, declaration.template) if declaration.template is not None else ()
+            template = self._template(declaration)
             part, found = self.slicer.slice(item, header.name, self._passed_functions(template))
             self.diagnostics += found if own else []
             yield Kernel(
@@ -156,6 +157,18 @@ class UnitReader:
                 None if found else part,
                 function.namespace,
             )
+
+    def _template(self, declaration: Declaration) -> tuple[TemplateParameter, ...]:
+        """Return the template parameters, with names of integer types and constants as what they stand for."""
+        found = read_template(self.tree, declaration.template) if declaration.template is not None else ()
+        return tuple(map(self._told, found))
+
+    def _told(self, parameter: TemplateParameter) -> TemplateParameter:
+        value = self.scope.constants.get(parameter.default or "")
+        if isinstance(value, Number) and parameter.kind != "type":
+            parameter = replace(parameter, default=str(int(value.value)))
+        ctype = self.scope.resolve(CType(parameter.kind))
+        return replace(parameter, kind=ctype.base) if ctype.is_integer else parameter
 
     def _passed_functions(self, template: tuple[TemplateParameter, ...]) -> set[str]:
         """Return the functions that a kernel may be given: a template parameter of no plain type is a function's."""
@@ -219,7 +232,7 @@ class UnitReader:
             header.name,
             self.tree.span(declaration.node),
             self._resolved(self._prototypes.completed(header.name, header.parameters)),
-            read_template(self.tree, declaration.template) if declaration.template is not None else (),
+            self._template(declaration),
             declaration.conditions,
             plainer.body(body, function.namespace),
             self._found.sites.count(node),

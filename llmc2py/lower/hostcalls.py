@@ -16,7 +16,7 @@ from llmc2py.lower.expressions import ExpressionLowering
 from llmc2py.lower.lowered import Lowered, stored
 from llmc2py.lower.reach import calls_itself
 from llmc2py.lower.spelling import spelled
-from llmc2py.lower.templates import Given, is_opaque, paired
+from llmc2py.lower.templates import Given, check_defaults, is_opaque, paired
 
 #: Calls that a plan has no use for: the stream orders it, and errors are raised by the operation itself.
 _IGNORED = re.compile(
@@ -261,6 +261,8 @@ class HostCallLowering(ExpressionLowering):
 
         Raises SourceError for what the parameters of ``owner`` cannot be given from Python.
         """
+        if owner is not None:
+            check_defaults(span, owner, len(arguments))
         if not arguments:
             return ""
         for argument, parameter in zip(arguments, owner.template if owner is not None else (), strict=False):

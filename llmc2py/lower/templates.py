@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from llmc2py.diagnostics import SourceError, SourceSpan
 from llmc2py.ir import expressions as ir
-from llmc2py.ir.library import Launcher, TemplateParameter
+from llmc2py.ir.library import Kernel, Launcher, TemplateParameter
 from llmc2py.ir.types import BOOL, FLOATING_TYPES, INT, INTEGER_TYPES, CType, canonical_name
 
 #: Template parameters and the arguments that they are given.
 Given = Mapping[str, ir.TemplateArgument]
 
-_NUMBER = re.compile(r"(0[xX][0-9a-fA-F]+|\d+)[uUlL]*")
+_NUMBER = re.compile(r"(-?(?:0[xX][0-9a-fA-F]+|0|[1-9]\d*))[uUlL]*")
 _TYPE = re.compile(r"(?:const )?([A-Za-z_][\w: ]*(?:<.*>)?)\s*(\**)")
 
 
@@ -35,7 +35,7 @@ def paired(
     for index, (name, default) in enumerate(parameters):
         if index < len(given):
             found[name] = given[index]
-        elif default is not None and _is_literal(default):
+        elif default is not None and is_literal(default):
             found[name] = _argument(default, span)
     return found
 
@@ -74,7 +74,8 @@ def _is_decided(argument: ir.TemplateArgument) -> bool:
     return known or isinstance(argument.value, ir.Number)
 
 
-def _is_literal(text: str) -> bool:
+def is_literal(text: str) -> bool:
+    """Whether a default is a number or truth value."""
     return text in ("true", "false") or _NUMBER.fullmatch(text) is not None
 
 
@@ -126,6 +127,16 @@ def given_types(parameters: Iterable[TemplateParameter], given: Iterable[ir.Temp
     """Return the types that are spelled out, by the names of the template parameters."""
     pairs = zip(parameters, given, strict=False)
     return {one.name: canonical_name(argument.text) for one, argument in pairs if one.kind == "type"}
+
+
+def check_defaults(span: SourceSpan, owner: Kernel | Launcher, given: int) -> None:
+    """Raise SourceError where a template argument that is not given has a default that Python does not know."""
+    carried = {one.type.tag for one in owner.parameters}
+    for one in owner.template[given:]:
+        known = one.kind == "type" or one.default is None or is_literal(one.default) or one.name in carried
+        if not known:
+            message = f"is left to its default, {one.default}, which is no number"
+            raise SourceError(span, f"template parameter {one.name} of {owner.name} {message}")
 
 
 def check_kinds(function: Launcher, given: Given) -> None:

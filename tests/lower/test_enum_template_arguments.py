@@ -37,6 +37,30 @@ template <Mode M> void counts(float* a, int n) { k<ADD><<<1, M == ADD ? 1 : 2>>>
 void maps(float* a, int n) { map<Add><<<1, 32>>>(a, n); }
 void anything(float* a, int n) { any<4><<<1, 32>>>(a, n); }
 """
+DEFAULTS = """
+constexpr int BLOCK = 64;
+using index = int;
+enum Mode { ADD, MUL };
+template <int B = BLOCK> __global__ void named(float* a) { a[threadIdx.x] = B; }
+template <Mode M = MUL> __global__ void enumerated(float* a) { a[threadIdx.x] = M; }
+template <index N = -2> __global__ void aliased(float* a) { a[threadIdx.x] = N; }
+template <int B = BLOCK * 2> __global__ void computed(float* a) { a[threadIdx.x] = B; }
+void r1(float* a) { named<<<1, 64>>>(a); }
+void r2(float* a) { enumerated<<<1, 64>>>(a); }
+void r3(float* a) { aliased<<<1, 64>>>(a); }
+void r4(float* a) { aliased<3><<<1, 64>>>(a); }
+void r5(float* a) { computed<<<1, 64>>>(a); }
+"""
+
+
+def test_defaults_are_what_they_stand_for(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "k.cu").write_text(DEFAULTS)
+    made = generate(tmp_path)
+    (refused,) = made.plan.not_lowered
+    assert refused.reason == "template parameter B of computed is left to its default, BLOCK * 2, which is no number"
+    for text in ('("B", "int", default=64)', '("M", "enum Mode", default=1)', '("N", "int", default=-2)'):
+        assert f"TemplateParam{text}" in made.files["k.py"]
+    assert "plan.launch(aliased, 1, 64, 0, a, template=(3,))" in made.files["k.py"]
 
 
 def test_what_python_can_give_works(tmp_path: pathlib.Path) -> None:
