@@ -37,10 +37,7 @@ class BlockLowering:
         self.local_functions: dict[str, str] = {}
         #: Names declared under a precision condition: they are known after it, by one name in all branches.
         self.branch_names: set[str] = set()
-        #: Python names of the functions that are called: a local of such a name gets another.
-        self.callees = {
-            python_name(name) for name in called(launcher) - launcher_parameters(launcher) if name in scope.functions
-        }
+        self._called = called(launcher) - launcher_parameters(launcher)
 
     # --- emitting
 
@@ -50,10 +47,14 @@ class BlockLowering:
         taken = {variable.name for variable in self.environment.variables.values()}
         if (self.depth or self.in_scope) and python in taken and name not in self.branch_names:
             python = next(f"{python}_{n}" for n in range(2, 100) if f"{python}_{n}" not in taken)
-        if python in self.callees:
+        if self._is_called(name):
             python = f"{python}_"
         self.environment.variables[name] = Variable(python, self.expressions.resolve(ctype), is_natural)
         return python
+
+    def _is_called(self, name: str) -> bool:
+        """Whether a local has the name of a function that is called: in Python it would hide that."""
+        return name in self._called and name in self.scope.functions
 
     def _emit(self, line: str) -> None:
         self.lines.append("    " * self.depth + line)

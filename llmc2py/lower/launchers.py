@@ -116,7 +116,7 @@ class _LauncherLowering(BlockLowering):
         for one in parameters:
             plain = one.type.is_integer or one.type.is_floating or one.type.base in self.environment.template
             plain |= one.type.tag in self.environment.template or one.type == LAUNCHER
-            if one.name in self.callees:
+            if self._is_called(one.name):
                 raise SourceError(one.span, f"parameter {one.name} has the name of a function that is called here")
             if one.type.pointers > 1 or not (one.type.is_pointer or plain):
                 raise SourceError(one.span, f"parameter {one.name} of type {one.type} cannot be given from Python")
