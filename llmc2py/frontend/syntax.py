@@ -15,7 +15,7 @@ from llmc2py.frontend.preprocess import PreprocessedText
 Node = tree_sitter.Node
 
 _LANGUAGE = tree_sitter.Language(tree_sitter_cuda.language())
-_ALIGN = re.compile(r"__align__\s*\(([^()]*)\)")
+_ALIGN = re.compile(r"__align__\s*\(((?:[^()]|\([^()]*\))*)\)")
 #: Attributes of kernels that the grammar does not know. Compilers read them in the slice; nothing here depends on them.
 _ATTRIBUTE = re.compile(
     r"\b__(?:cluster_dims|maxnreg|block_size)__\s*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"

@@ -34,6 +34,13 @@ def test_kernels_with_any_attribute_are_read(tmp_path: pathlib.Path, head: str) 
     assert "__grid_constant__" in kernel.slice.items[-1].text
 
 
+def test_alignments_that_are_computed_are_read(tmp_path: pathlib.Path) -> None:
+    text = "__global__ void k(float* a) { extern __shared__ __align__(sizeof(float) * 2) char m[]; a[0] = m[0]; }\n"
+    library = read(tmp_path, text)
+    assert library.diagnostics == ()
+    assert [kernel.name for kernel in library.kernels] == ["k"]
+
+
 def test_explicit_instantiations_are_read(tmp_path: pathlib.Path) -> None:
     text = "template <typename T> class X { T t; };\ntemplate class X<float>;\nextern template struct Y<int>;\n"
     text += "template <typename T> __global__ void k(T* a) { a[0] = 1; }\ntemplate __global__ void k<float>(float*);\n"
