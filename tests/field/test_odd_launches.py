@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from llmc2py.frontend.launchsites import LAUNCH_CALLS
+from llmc2py.frontend.launchwords import LAUNCH_CALLS
 from llmc2py.frontend.preprocess import preprocess
 from llmc2py.frontend.reader import read_tree
 from llmc2py.frontend.sources import find_sources
