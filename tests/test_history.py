@@ -62,7 +62,16 @@ def test_rows_say_what_a_commit_holds_and_changes(history, repository):
     assert [row.launch_sites_lowered for row in rows] == [0, 1, 1, 1]
     assert [row.signatures for row in rows] == [0, 0, 2, 2]
     assert rows[2].changed == ["scale.cu:scale", "scale.cu:scale_all"]
-    assert [row.lost for row in rows] == [[], [], [], ["scale.cu:5: hidden"]]
+    # The kernel under `#if 0` of the last one is told.
+    assert [row.lost for row in rows] == [[], [], [], []]
+    assert [row.kernels_searched for row in rows] == [0, 1, 1, 2]
+
+
+def test_a_kernel_that_is_neither_read_nor_told_is_lost(history, tmp_path):
+    walker, row = history._Walker(tmp_path, tmp_path), history.Row("", "")
+    (tmp_path / "tree" / "scale.cu").write_text(KERNEL)
+    walker._search(row, [{"file": "other.cu", "name": "scale"}], [])
+    assert row.lost == ["scale.cu:2: scale"]
 
 
 def test_an_exception_is_a_row(history, repository, monkeypatch):

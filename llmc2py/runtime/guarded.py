@@ -21,7 +21,8 @@ _FARTHEST = 8 << 30
 _NEAREST = 1 << 20
 _ALIGNMENT = 256
 _PAGE = mmap.PAGESIZE
-_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+#: Windows has none of them, and no CPU backend.
+_FLAGS = sum(getattr(mmap, name, 0) for name in ("MAP_PRIVATE", "MAP_ANONYMOUS", "MAP_NORESERVE"))
 _PROT_NONE = 0
 # A NaN in every format of floating point numbers, for whoever reads beside an array.
 _BESIDE = b"\xff"

@@ -75,7 +75,7 @@ def test_options_are_held_to_what_their_entry_says() -> None:
 def test_indices_that_are_none_are_told_as_that(dtype: Any) -> None:
     encoder = layers.Encoder(10, 8, 5)
     for _ in range(2):
-        with pytest.raises(TypeError, match=rf"Encoder: `inp` is {np.dtype(dtype)}; integers are taken .*astype"):
+        with pytest.raises(TypeError, match=rf"Encoder: `inp` is {np.dtype(dtype)}; integers are taken"):
             encoder(np.zeros((2, 4), dtype))
         encoder(np.zeros((2, 4), np.int64))
     with pytest.raises(TypeError, match=r"FusedClassifier: `targets` is .*; integers are taken"):
