@@ -209,7 +209,7 @@ def device_name(device: str) -> str:
 @click.option("--kernels/--no-kernels", default=True, show_default=True, help="Add a table by kernel (needs PyTorch).")
 @click.option("--json", "json_path", type=Output())
 @click.option("--markdown", "markdown_path", type=Output())
-@click.option("--png", "png_path", type=Output(), help="Needs matplotlib.")
+@click.option("--png", "png_path", type=Output(plotted=True), help="Needs matplotlib.")
 def main(
     model: str,
     device: str,

@@ -79,7 +79,7 @@ def plot(path: Path, curves: dict[str, list[float]], title: str) -> None:
 @click.option("--sequence", type=click.IntRange(min=1), default=512, show_default=True)
 @click.option("--lr", type=float, default=3e-4, show_default=True)
 @click.option("--json", "json_path", type=Output())
-@click.option("--png", "png_path", type=Output())
+@click.option("--png", "png_path", type=Output(plotted=True), help="Needs matplotlib.")
 def main(
     model: str, data: Path, device: str, dtype: str, json_path: Path | None, png_path: Path | None, **sizes: Any
 ) -> None:

@@ -313,7 +313,11 @@ def _kept(path: pathlib.Path | None) -> dict[str, Row]:
     "--rows", type=click.Path(path_type=pathlib.Path),
     help="Keep what is found here, a line for each commit; commits that are there already are not looked at again.",
 )  # fmt: skip
-@click.option("--output", type=Output(file_okay=False), help="Write history.md, .csv and .svg to a folder.")
+@click.option(
+    "--output",
+    type=Output(file_okay=False, plotted=True),
+    help="Write history.md, .csv and .svg to a folder. Needs matplotlib.",
+)
 def main(
     clone: pathlib.Path,
     revision: str,

@@ -234,7 +234,7 @@ def plan(names: tuple[str, ...], dtypes: tuple[str, ...], sizes: tuple[float, ..
 @click.option("--limit", type=float, help="Begin no further layer after so many seconds.")
 @click.option("--compile/--no-compile", "compiled", default=True, show_default=True, help="With torch.compile.")
 @click.option("--json", "json_path", type=Output())
-@click.option("--plots", "folder", type=Output(file_okay=False), help="Needs matplotlib.")
+@click.option("--plots", "folder", type=Output(file_okay=False, plotted=True), help="Needs matplotlib.")
 def main(
     names: tuple[str, ...],
     dtypes: tuple[str, ...],
@@ -248,8 +248,6 @@ def main(
 ) -> None:
     """Time every layer, forward and backward; exit 1 where ours and PyTorch's results disagree."""
     started = time.monotonic()
-    if folder is not None and not importlib.util.find_spec("matplotlib"):
-        raise click.UsageError('--plots needs matplotlib: pip install ".[examples]"')
     try:
         device: Device = Cpu() if where == "cpu" else Cuda()
     except (ImportError, RuntimeError) as error:

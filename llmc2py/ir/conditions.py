@@ -10,7 +10,9 @@ from collections.abc import Iterable
 MACRO_OF = {"float32": "ENABLE_FP32", "float16": "ENABLE_FP16", "bfloat16": "ENABLE_BF16"}
 PRECISIONS = tuple(MACRO_OF)
 
-_DEFINED = re.compile(r"defined\s*\(?\s*(ENABLE_(?:FP32|FP16|BF16))\s*\)?")
+_PRECISION = r"\b(ENABLE_(?:FP32|FP16|BF16))\b"
+#: Whether the macro is defined, and its value: the two are the same, as a build defines it by ``-D`` to 1.
+_DEFINED = re.compile(rf"defined\s*\(\s*{_PRECISION}\s*\)|(?:defined\s+)?{_PRECISION}")
 #: Macros that no compiler defines in its pass over host code.
 _DEVICE_ONLY = r"\b(?:__CUDA_ARCH__|__CUDACC_RTC__)\b"
 _DEVICE_DEFINED = re.compile(rf"defined\s*(?:\(\s*{_DEVICE_ONLY}\s*\)|{_DEVICE_ONLY})")
@@ -24,9 +26,10 @@ _LOGIC = re.compile(r"(?:[01()!\s]|&&|\|\|)*")
 def holds(condition: str, precision: str) -> bool | None:
     """Return whether a condition holds where the macro of ``precision`` is the one defined; None where it cannot tell.
 
-    Only ``defined(ENABLE_…)`` and logic can be told; architectures and compiler versions cannot.
+    Only ``defined(ENABLE_…)``, ``ENABLE_…`` and logic can be told; architectures and compiler versions cannot.
     """
-    text = _DEFINED.sub(lambda match: "1" if match[1] == MACRO_OF[precision] else "0", condition)
+    wanted = MACRO_OF[precision]
+    text = _COMPARED.sub(_compared, _DEFINED.sub(lambda match: str(int(wanted in match.groups())), condition))
     if not _LOGIC.fullmatch(text):
         return None
     tokens = re.findall(r"[01()!]|&&|\|\|", text)

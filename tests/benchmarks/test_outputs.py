@@ -31,3 +31,12 @@ def test_every_benchmark_asks_so(benchmark):
     options = [one for one in benchmark.main.params if written & set(one.opts)]
     assert options
     assert all(isinstance(one.type, Output) for one in options)
+
+
+def test_a_drawing_without_matplotlib_is_a_usage_error_before_the_work(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for benchmark, option in [(gpt2, "--png"), (gpt2_curve, "--png"), (layers, "--plots"), (history, "--output")]:
+        arguments = [str(tmp_path)] if benchmark is history else []
+        done = CliRunner().invoke(benchmark.main, [*arguments, option, str(tmp_path / "out")])
+        assert done.exit_code == 2
+        assert 'needs matplotlib: pip install ".[examples]"' in done.output

@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from llmc2py.frontend.reader import read_tree
-from llmc2py.ir.conditions import host_precisions, on_host
+from llmc2py.ir.conditions import PRECISIONS, holds, host_precisions, on_host
 from llmc2py.ir.expressions import Number, PrecisionChoice, Unreadable
 from llmc2py.ir.library import Library
 from llmc2py.ir.statements import PrecisionBranch, Return, Unsupported
@@ -45,6 +45,30 @@ def test_a_launch_takes_the_value_of_host_code(tmp_path: pathlib.Path, choice: s
     text = launchers(tmp_path, f"{CHOICES[choice]}void run(float* a) {{ work<<<1, {size}>>>(a); }}\n")
     assert "64" in text
     assert "32" not in text.replace("float32", "")
+
+
+@pytest.mark.parametrize(
+    ("condition", "told"),
+    [
+        ("defined(ENABLE_BF16)", (False, False, True)),
+        ("!(defined(ENABLE_BF16)) && ENABLE_FP16", (False, True, False)),
+        ("defined ENABLE_FP16 || ENABLE_FP32", (True, True, False)),
+        ("ENABLE_FP16 == 1", (False, True, False)),
+        ("MY_ENABLE_FP16", (None, None, None)),
+        ("ENABLE_FP16 && __CUDA_ARCH__ >= 800", (None, None, None)),
+    ],
+)
+def test_precision_decides_a_condition_by_definition_or_value(condition: str, told: tuple[bool | None, ...]) -> None:
+    assert tuple(holds(condition, precision) for precision in PRECISIONS) == told
+
+
+def test_a_constant_that_values_of_macros_choose_is_known(tmp_path: pathlib.Path) -> None:
+    # As in early versions of llm.c, where `#elif ENABLE_FP16` stands behind `#ifdef ENABLE_BF16`.
+    choice = (
+        "#ifdef ENABLE_BF16\n#define LANES 8\n#elif ENABLE_FP16\n#define LANES 16\n#else\n#define LANES 32\n#endif\n"
+    )
+    text = launchers(tmp_path, f"{choice}void run(float* a) {{ work<<<1, LANES>>>(a); }}\n")
+    assert '"bfloat16": 8, "float16": 16, "float32": 32' in text
 
 
 def test_a_switch_has_the_cases_of_host_code(tmp_path: pathlib.Path) -> None:
